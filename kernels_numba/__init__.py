@@ -1,0 +1,1 @@
+"""The op table and its reference, CPU and CUDA implementations."""

@@ -1,0 +1,1 @@
+"""numba CPU implementations of ops."""

@@ -1,0 +1,1 @@
+"""Templates, tokenizer, detokenizer, reasoning and tool-call parsers."""

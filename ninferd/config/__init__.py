@@ -1,0 +1,1 @@
+"""Typed, layered, traceable configuration."""

@@ -1,0 +1,1 @@
+"""The main process: lifecycle, preflight, supervisor, logs."""

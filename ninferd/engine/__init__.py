@@ -1,0 +1,1 @@
+"""The engine: scheduler, batches, sampling, and its process boundary."""

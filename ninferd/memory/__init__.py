@@ -1,0 +1,1 @@
+"""KV pages, recurrent state slots and their budgets."""

@@ -1,0 +1,1 @@
+"""Model implementations and the batch they see."""

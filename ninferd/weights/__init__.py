@@ -1,0 +1,1 @@
+"""Reading model weights from disk."""
