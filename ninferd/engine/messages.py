@@ -125,7 +125,13 @@ class RequestFinished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 FailureCode = Literal[
-    "queue_timeout", "prompt_too_long", "capacity_impossible", "engine_error", "engine_crashed", "unavailable"
+    "invalid_request",  # token ids outside the vocabulary, an empty prompt, a negative limit
+    "queue_timeout",
+    "prompt_too_long",
+    "capacity_impossible",
+    "engine_error",
+    "engine_crashed",
+    "unavailable",
 ]
 
 
