@@ -25,8 +25,8 @@ MAX_WHEEL_BYTES = 32 * 2**20
 
 def fetch(url: str, accept: str = "*/*") -> bytes:
     """The body at ``url``, bounded."""
-    request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - the operator's own index
-    with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+    request = urllib.request.Request(url, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=60) as response:
         body: bytes = response.read(MAX_WHEEL_BYTES + 1)
     if len(body) > MAX_WHEEL_BYTES:
         raise SystemExit(f"bootstrap: {url} is larger than {MAX_WHEEL_BYTES} bytes")
@@ -63,7 +63,7 @@ def install_pip(python: Path, index: str) -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - the system's Python runs this, before pip checks any pin
         raise SystemExit(f"ninferd needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}")
     target = Path(sys.argv[1])
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None

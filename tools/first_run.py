@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType
 
 QUESTION = "What is the capital of France?"
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def wait_until_ready(base_url: str, daemon: subprocess.Popen[bytes], timeout_s: float = 600) -> None:
@@ -65,7 +64,7 @@ def main() -> int:
     base_url = f"http://127.0.0.1:{args.port}"
     with tempfile.TemporaryDirectory(prefix="ninferd-") as runtime:
         options = ["--profile", args.profile, "--port", str(args.port), "--set", f'daemon.runtime_dir="{runtime}"']
-        daemon = subprocess.Popen([sys.executable, "-m", "ninferd.cli", "run", *options], cwd=REPOSITORY)
+        daemon = subprocess.Popen([Path(sys.executable).with_name("ninferd"), "run", *options])
 
         def stop(signum: int, _frame: FrameType | None) -> None:
             daemon.send_signal(signum)
