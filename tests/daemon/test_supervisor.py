@@ -199,10 +199,10 @@ def test_replace_lets_running_requests_finish_and_keeps_new_ones_waiting(tmp_pat
 
 def test_replace_cuts_off_streams_at_the_drain_limit(tmp_path: Path) -> None:
     async def body() -> list[RequestEvent]:
-        async with supervised(tmp_path, settings(server={"drain_s": 0})) as (supervisor, _):
+        async with supervised(tmp_path) as (supervisor, _):
             running = Reader(supervisor, request("runs", Act.HOLD))
             await running.wait_for(TokensGenerated)
-            await supervisor.replace(settings(engine={"max_context": 64}))
+            await supervisor.replace(settings(server={"drain_s": 0}, engine={"max_context": 64}))
             return await running.task
 
     last = run(body())[-1]
@@ -239,10 +239,10 @@ def test_replace_that_cannot_go_back_falls_to_restarts(tmp_path: Path) -> None:
 
 def test_requests_tokenized_for_another_model_do_not_reach_the_new_one(tmp_path: Path) -> None:
     async def body() -> RequestEvent:
-        async with supervised(tmp_path, settings(server={"drain_s": 0})) as (supervisor, _):
+        async with supervised(tmp_path) as (supervisor, _):
             waiting = Reader(supervisor, request("waits", Act.WAIT))
             await waiting.wait_for(RequestAdmitted)
-            await supervisor.replace(settings("loads-another"))
+            await supervisor.replace(settings("loads-another", server={"drain_s": 0}))
             return (await waiting.task)[-1]
 
     last = run(body())
