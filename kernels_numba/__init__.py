@@ -1,1 +1,1 @@
-"""The op table and its reference, CPU and CUDA implementations."""
+"""The ops that the models call, each with a reference, a CPU and a CUDA implementation."""

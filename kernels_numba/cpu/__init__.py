@@ -1,1 +1,1 @@
-"""numba CPU implementations of ops."""
+"""Ops on the CPU in float32, compiled by numba."""

@@ -1,1 +1,1 @@
-"""Reading model weights from disk."""
+"""Weights on disk: where an artifact is, what it holds, and its tensors."""

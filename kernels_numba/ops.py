@@ -1,0 +1,154 @@
+"""The op table: the only door through which the models reach a kernel.
+
+Every implementation of an op has the signature of its field here and computes what ``kernels_numba.reference``
+computes. Tensors are row-major; N is the tokens of the batch, S its sequences, T the tokens of one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
+
+
+class PackLinear(Protocol):
+    def __call__(self, weight: Tensor, /) -> Tensor:
+        """``weight [M, K]`` in the order that ``linear`` of the same table wants."""
+
+
+class Linear(Protocol):
+    def __call__(self, x: Tensor, packed: Tensor, /) -> Tensor:
+        """``x [N, K]`` times the transpose of a packed weight: ``[N, M]``."""
+
+
+class RmsNorm(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+        """``weight * x / sqrt(mean(x²) + eps)`` of ``[N, K]``, inside in float32; ``weight`` is float32 [K]."""
+
+
+class AddRmsNorm(Protocol):
+    def __call__(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, /) -> tuple[Tensor, Tensor]:
+        """``residual + x`` and its rms_norm, both ``[N, K]``."""
+
+
+class SiluMul(Protocol):
+    def __call__(self, gate_up: Tensor, /) -> Tensor:
+        """``silu(gate) * up`` of ``[N, 2 I]`` = ``gate | up``."""
+
+
+class AppendKv(Protocol):
+    def __call__(
+        self,
+        projected: Tensor,
+        norms: AttentionNorms,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        layer: int,
+        slot_mapping: Tensor,
+        shape: AttentionShape,
+        /,
+    ) -> Tensor:
+        """Normed and rotated queries ``[N, H, D]``; appends normed, rotated keys and raw values to the cache.
+
+        ``projected [N, shape.projected_width]``; ``cos, sin`` float32 ``[N, R/2]``;
+        ``kv [pages, layers, 2, KV, page_tokens, D]``; ``slot_mapping`` int64 ``[N]``, page * page_tokens + offset.
+        """
+
+
+class AttentionDecode(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        projected: Tensor,
+        kv: Tensor,
+        layer: int,
+        page_table: Tensor,
+        context_lengths: Tensor,
+        shape: AttentionShape,
+        /,
+    ) -> Tensor:
+        """Gated attention ``[S, H * D]`` of one query per sequence over its whole cached context.
+
+        ``query [S, H, D]``; ``projected`` carries the gate; ``page_table`` int32 ``[S, P]``, of which only the pages
+        of the context are read; ``context_lengths`` int64 ``[S]``.
+        """
+
+
+class AttentionPrefill(Protocol):
+    def __call__(
+        self,
+        query: Tensor,
+        projected: Tensor,
+        kv: Tensor,
+        layer: int,
+        pages: Tensor,
+        context_length: int,
+        shape: AttentionShape,
+        /,
+    ) -> Tensor:
+        """Gated causal attention ``[T, H * D]`` of the last T of ``context_length`` cached positions.
+
+        ``query [T, H, D]``; ``pages`` int32 ``[P]``.
+        """
+
+
+class GatedDelta(Protocol):
+    def __call__(
+        self,
+        projected: Tensor,
+        weights: GatedDeltaWeights,
+        conv: Tensor,
+        recurrent: Tensor,
+        layer: int,
+        slots: Tensor,
+        shape: GatedDeltaShape,
+        /,
+    ) -> Tensor:
+        """Causal conv, gated delta rule and gated norm, ``[N, HV * DV]``; updates the states of ``slots`` in place.
+
+        ``projected [N, shape.projected_width]``; ``conv [slots, layers, C, kernel - 1]``;
+        ``recurrent`` float32 ``[slots, layers, HV, DK, DV]``. Decode: row s is the next token of slot ``slots[s]``.
+        Prefill: the rows are the next tokens of the one slot in ``slots``.
+        """
+
+
+class MoeExperts(Protocol):
+    def __call__(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, /) -> Tensor:
+        """The ``top_k`` routed experts of each row of ``x [N, K]``, weighted by renormalised probabilities.
+
+        ``router_logits [N, E]``, ``gate_up [E, 2 I, K]``, ``down [E, K, I]``.
+        """
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """One implementation of every op."""
+
+    name: str
+    pack_linear: PackLinear
+    linear: Linear
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    silu_mul: SiluMul
+    append_kv: AppendKv
+    attention_decode: AttentionDecode
+    attention_prefill: AttentionPrefill
+    gated_delta_decode: GatedDelta
+    gated_delta_prefill: GatedDelta
+    moe_experts: MoeExperts
+
+
+def ops_for(device: torch.device, dtype: torch.dtype) -> OpTable:
+    """The implementations that serve activations of ``dtype`` on ``device``."""
+    if device.type == "cpu" and dtype == torch.float32:
+        from kernels_numba.cpu.table import CPU_OPS
+
+        return CPU_OPS
+    from kernels_numba.torch_ops.table import TORCH_OPS
+
+    return TORCH_OPS

@@ -1,0 +1,182 @@
+"""What every op computes, written to be obviously right: one token and one head at a time, in the widest type given.
+
+The oracle of all other implementations. Formulas: Qwen3.5 as in Hugging Face transformers; the gated delta rule is the
+token recurrence, the chunked form is only an implementation of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels_numba.shapes import L2_EPS, AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``x [N, K]`` times ``weight [M, K]`` transposed, ``[N, M]``."""
+    return x @ weight.T
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight * x / sqrt(mean(x²) + eps)`` over the last axis."""
+    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of both, and its rms_norm."""
+    total = residual + x
+    return total, rms_norm(total, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``[N, 2 I]`` = ``gate | up``."""
+    gate, up = gate_up.chunk(2, -1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (j, j + R/2) of the first R dimensions of ``x [..., D]`` by the angles of ``cos, sin [R/2]``."""
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def append_kv(
+    projected: Tensor,
+    norms: AttentionNorms,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    layer: int,
+    slot_mapping: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    """Normed and rotated queries ``[N, H, D]``; writes normed, rotated keys and raw values to the cache."""
+    page_tokens = kv.shape[4]
+    queries = []
+    for row, slot in zip(range(projected.shape[0]), slot_mapping.tolist(), strict=True):
+        query, _, key, value = projected[row].split(
+            [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width]
+        )
+        query = rms_norm(query.view(shape.heads, -1), norms.query, norms.eps)
+        key = rms_norm(key.view(shape.kv_heads, -1), norms.key, norms.eps)
+        queries.append(rotate(query, cos[row], sin[row]))
+        page, offset = divmod(slot, page_tokens)
+        kv[page, layer, 0, :, offset] = rotate(key, cos[row], sin[row]).to(kv.dtype)
+        kv[page, layer, 1, :, offset] = value.view(shape.kv_heads, -1).to(kv.dtype)
+    return torch.stack(queries)
+
+
+def attention_decode(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    """Gated attention of one query per sequence over its whole cached context."""
+    rows = [
+        attention_prefill(query[s : s + 1], projected[s : s + 1], kv, layer, page_table[s], int(context), shape)
+        for s, context in enumerate(context_lengths.tolist())
+    ]
+    return torch.cat(rows)
+
+
+def attention_prefill(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    pages: Tensor,
+    context_length: int,
+    shape: AttentionShape,
+) -> Tensor:
+    """Gated causal attention of the last T positions of one sequence: softmax(q·k/sqrt(D))·v·sigmoid(gate)."""
+    tokens, page_tokens = query.shape[0], kv.shape[4]
+    gate = torch.sigmoid(projected[:, shape.gate_columns])
+    out = torch.zeros_like(query)
+    for row in range(tokens):
+        visible = context_length - tokens + row + 1
+        places = [(int(pages[t // page_tokens]), t % page_tokens) for t in range(visible)]
+        for head in range(shape.heads):
+            kv_head = head // (shape.heads // shape.kv_heads)
+            keys = torch.stack([kv[page, layer, 0, kv_head, offset] for page, offset in places]).to(query.dtype)
+            values = torch.stack([kv[page, layer, 1, kv_head, offset] for page, offset in places]).to(query.dtype)
+            weights = torch.softmax(keys @ query[row, head] * shape.softmax_scale, 0)
+            out[row, head] = weights @ values
+    return out.flatten(1) * gate
+
+
+def gated_delta_decode(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    layer: int,
+    slots: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    """One token of each of S sequences through conv, recurrence and gated norm; updates their states in place."""
+    rows = [
+        gated_delta_prefill(projected[s : s + 1], weights, conv, recurrent, layer, slots[s : s + 1], shape)
+        for s in range(projected.shape[0])
+    ]
+    return torch.cat(rows)
+
+
+def gated_delta_prefill(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    layer: int,
+    slot: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    """T tokens of one sequence through conv, recurrence and gated norm; updates its state in place."""
+    window = conv[int(slot), layer].to(projected.dtype)
+    state = recurrent[int(slot), layer].to(projected.dtype)
+    group = shape.value_heads // shape.key_heads
+    out = projected.new_zeros(projected.shape[0], shape.value_heads, shape.value_dim)
+    for row in range(projected.shape[0]):
+        conv_input, z, b, a = projected[row].split(
+            [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
+        )
+        window = torch.cat([window, conv_input[:, None]], 1)
+        mixed = (window * weights.conv).sum(1)
+        mixed = mixed * torch.sigmoid(mixed)
+        window = window[:, 1:]
+        query, key, value = mixed.split([shape.key_width, shape.key_width, shape.value_width])
+        query = _l2_normalised(query.view(shape.key_heads, -1)) * shape.key_dim**-0.5
+        key = _l2_normalised(key.view(shape.key_heads, -1))
+        value = value.view(shape.value_heads, -1)
+        decay = torch.exp(weights.decay_rate * torch.log1p(torch.exp(a + weights.dt_bias)))
+        beta = torch.sigmoid(b)
+        for head in range(shape.value_heads):
+            q, k = query[head // group], key[head // group]
+            decayed = decay[head] * state[head]
+            delta = beta[head] * (value[head] - k @ decayed)
+            state[head] = decayed + k[:, None] * delta
+            out[row, head] = rms_norm(q @ state[head], weights.norm, weights.eps)
+        gate = z.view(shape.value_heads, -1)
+        out[row] *= gate * torch.sigmoid(gate)
+    conv[int(slot), layer] = window.to(conv.dtype)
+    recurrent[int(slot), layer] = state.to(recurrent.dtype)
+    return out.flatten(1)
+
+
+def _l2_normalised(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
+
+
+def moe_experts(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
+    """The ``top_k`` experts of each row of ``x [N, K]``, weighted by their renormalised softmax probabilities."""
+    out = torch.zeros_like(x)
+    for row in range(x.shape[0]):
+        probabilities, chosen = torch.softmax(router_logits[row], -1).topk(top_k)
+        for weight, expert in zip(probabilities / probabilities.sum(), chosen.tolist(), strict=True):
+            hidden = silu_mul(linear(x[row], gate_up[expert]))
+            out[row] += weight * linear(hidden, down[expert])
+    return out

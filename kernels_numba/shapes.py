@@ -1,0 +1,95 @@
+"""Sizes and small weights that an op needs beside its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+L2_EPS = 1e-6
+"""Added to the sum of squares when queries and keys of the gated delta rule are normalised."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Head layout of a gated attention layer.
+
+    Its fused projection yields per token the columns ``query [H*D] | gate [H*D] | key [KV*D] | value [KV*D]``.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def projected_width(self) -> int:
+        return 2 * (self.query_width + self.kv_width)
+
+    @property
+    def gate_columns(self) -> slice:
+        """Columns of the output gate in the fused projection."""
+        return slice(self.query_width, 2 * self.query_width)
+
+    @property
+    def softmax_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class AttentionNorms:
+    """Weights of the norms over the head dimension, as multiplied (the checkpoint's plus one)."""
+
+    query: torch.Tensor  # float32 [D]
+    key: torch.Tensor  # float32 [D]
+    eps: float
+
+
+@dataclass(frozen=True)
+class GatedDeltaShape:
+    """Head layout of a gated delta rule layer.
+
+    Its fused projection yields per token the columns ``conv input [C] | z [HV*DV] | b [HV] | a [HV]``; the conv
+    channels are ``query [HK*DK] | key [HK*DK] | value [HV*DV]``.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def projected_width(self) -> int:
+        return self.conv_channels + self.value_width + 2 * self.value_heads
+
+
+@dataclass(frozen=True)
+class GatedDeltaWeights:
+    """The small weights of a gated delta rule layer; all float32."""
+
+    conv: torch.Tensor  # [C, kernel]; the last column meets the current token
+    decay_rate: torch.Tensor  # [HV], -exp(A_log)
+    dt_bias: torch.Tensor  # [HV]
+    norm: torch.Tensor  # [DV]
+    eps: float

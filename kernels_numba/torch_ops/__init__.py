@@ -1,0 +1,1 @@
+"""Ops in plain torch, for any device and dtype."""

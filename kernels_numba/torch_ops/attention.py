@@ -1,0 +1,83 @@
+"""Gated attention over paged keys and values."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels_numba.shapes import AttentionNorms, AttentionShape
+from kernels_numba.torch_ops.dense import rms_norm
+
+
+def append_kv(
+    projected: Tensor,
+    norms: AttentionNorms,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    layer: int,
+    slot_mapping: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    tokens, page_tokens = projected.shape[0], kv.shape[4]
+    query, _, key, value = projected.split([shape.query_width, shape.query_width, shape.kv_width, shape.kv_width], 1)
+    query = rms_norm(query.reshape(tokens, shape.heads, shape.head_dim), norms.query, norms.eps)
+    key = rms_norm(key.reshape(tokens, shape.kv_heads, shape.head_dim), norms.key, norms.eps)
+    page, offset = slot_mapping // page_tokens, slot_mapping % page_tokens
+    kv[page, layer, 0, :, offset] = _rotated(key, cos, sin).to(kv.dtype)
+    kv[page, layer, 1, :, offset] = value.reshape(tokens, shape.kv_heads, shape.head_dim).to(kv.dtype)
+    return _rotated(query, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([(first * cos - second * sin).to(x.dtype), (second * cos + first * sin).to(x.dtype), rest], -1)
+
+
+def attention_decode(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    """One sequence after the other: what lies in the pages behind a context is never touched."""
+    rows = [
+        attention_prefill(query[s : s + 1], projected[s : s + 1], kv, layer, page_table[s], context, shape)
+        for s, context in enumerate(context_lengths.tolist())
+    ]
+    return torch.cat(rows)
+
+
+def attention_prefill(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    pages: Tensor,
+    context_length: int,
+    shape: AttentionShape,
+) -> Tensor:
+    tokens = query.shape[0]
+    cached = kv[pages[: -(-context_length // kv.shape[4])], layer].to(query.dtype)
+    # [pages, 2, KV, page_tokens, D] -> [2, KV, context, D]
+    key, value = cached.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_length]
+    group = shape.heads // shape.kv_heads
+    mask = None
+    if tokens > 1:
+        positions = torch.arange(context_length, device=query.device)
+        mask = positions <= positions[context_length - tokens :, None]
+    attended = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.repeat_interleave(group, 0)[None],
+        value.repeat_interleave(group, 0)[None],
+        attn_mask=mask,
+        scale=shape.softmax_scale,
+    )
+    gate = torch.sigmoid(projected[:, shape.gate_columns])
+    return attended[0].transpose(0, 1).flatten(1) * gate

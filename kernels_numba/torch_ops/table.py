@@ -1,0 +1,19 @@
+"""The torch op table."""
+
+from kernels_numba.ops import OpTable
+from kernels_numba.torch_ops import attention, dense, gated_delta
+
+TORCH_OPS = OpTable(
+    name="torch",
+    pack_linear=dense.pack_linear,
+    linear=dense.linear,
+    rms_norm=dense.rms_norm,
+    add_rms_norm=dense.add_rms_norm,
+    silu_mul=dense.silu_mul,
+    append_kv=attention.append_kv,
+    attention_decode=attention.attention_decode,
+    attention_prefill=attention.attention_prefill,
+    gated_delta_decode=gated_delta.gated_delta_decode,
+    gated_delta_prefill=gated_delta.gated_delta_prefill,
+    moe_experts=dense.moe_experts,
+)

@@ -1,0 +1,84 @@
+"""A batch as the ops want it: the sequences that decode together, and each sequence that prefills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ninferd.models.batch import Batch
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """All sequences that bring one token."""
+
+    rows: torch.Tensor | None  # int64 [S], their rows in the flat axis; None if those are all rows
+    state_slots: torch.Tensor  # int64 [S]
+    page_table: torch.Tensor  # int32 [S, P]
+    context_lengths: torch.Tensor  # int64 [S]
+
+    def select(self, x: torch.Tensor) -> torch.Tensor:
+        """This group's rows of a flat tensor."""
+        return x if self.rows is None else x[self.rows]
+
+
+@dataclass(frozen=True)
+class PrefillSpan:
+    """One sequence that brings several tokens."""
+
+    rows: slice
+    state_slot: torch.Tensor  # int64 [1]
+    pages: torch.Tensor  # int32 [P]
+    context_length: int
+
+
+@dataclass(frozen=True)
+class SequenceGroups:
+    """How the sequences of a batch are handled by the ops that keep them apart."""
+
+    decode: DecodeGroup | None
+    prefill: tuple[PrefillSpan, ...]
+
+    def apply(
+        self,
+        like: torch.Tensor,
+        width: int,
+        decode: Callable[[DecodeGroup], torch.Tensor],
+        prefill: Callable[[PrefillSpan], torch.Tensor],
+    ) -> torch.Tensor:
+        """Outputs ``[N, width]`` of the group and of every span in the flat order; ``like`` gives N, dtype, device."""
+        if self.decode is not None and self.decode.rows is None:
+            return decode(self.decode)
+        out = like.new_empty(like.shape[0], width)
+        if self.decode is not None:
+            out[self.decode.rows] = decode(self.decode)
+        for span in self.prefill:
+            out[span.rows] = prefill(span)
+        return out
+
+    @classmethod
+    def of(cls, batch: Batch) -> SequenceGroups:
+        device = batch.token_ids.device
+        if batch.is_decode:
+            contexts = torch.tensor(batch.context_lengths, device=device)
+            return cls(DecodeGroup(None, batch.state_slots, batch.page_table, contexts), ())
+        lengths = batch.query_lengths
+        single = [sequence for sequence, length in enumerate(lengths) if length == 1]
+        prefill = tuple(
+            PrefillSpan(
+                slice(batch.query_starts[sequence], batch.query_starts[sequence + 1]),
+                batch.state_slots[sequence : sequence + 1],
+                batch.page_table[sequence],
+                batch.context_lengths[sequence],
+            )
+            for sequence, length in enumerate(lengths)
+            if length > 1
+        )
+        if not single:
+            return cls(None, prefill)
+        chosen = torch.tensor(single, device=device)
+        rows = torch.tensor([batch.query_starts[sequence] for sequence in single], device=device)
+        contexts = torch.tensor([batch.context_lengths[sequence] for sequence in single], device=device)
+        return cls(DecodeGroup(rows, batch.state_slots[chosen], batch.page_table[chosen], contexts), prefill)

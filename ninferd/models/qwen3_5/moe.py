@@ -1,0 +1,28 @@
+"""The mixture-of-experts feed-forward block: routed experts and one gated shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels_numba.ops import OpTable
+from ninferd.models.qwen3_5.mlp import MlpLayer, mlp
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """Weights of one mixture of experts."""
+
+    router: torch.Tensor  # packed; the routed experts' logits | the shared expert's gate
+    gate_up: torch.Tensor  # [experts, 2 * intermediate, hidden]
+    down: torch.Tensor  # [experts, hidden, intermediate]
+    shared: MlpLayer
+    experts_per_token: int
+
+
+def moe(ops: OpTable, layer: MoeLayer, hidden: torch.Tensor) -> torch.Tensor:
+    """Routed experts plus sigmoid(gate) times the shared expert, ``[N, hidden]``."""
+    routing = ops.linear(hidden, layer.router)
+    routed = ops.moe_experts(hidden, routing[:, :-1], layer.gate_up, layer.down, layer.experts_per_token)
+    return routed + torch.sigmoid(routing[:, -1:]) * mlp(ops, layer.shared, hidden)

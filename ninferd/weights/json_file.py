@@ -1,0 +1,27 @@
+"""Reading JSON objects that come from outside, bounded in size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ninferd.errors import InputError
+
+
+def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises InputError if it is missing, larger than ``max_bytes`` or no object."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > max_bytes:
+        raise InputError(f"{path}: is larger than {max_bytes} bytes")
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value
