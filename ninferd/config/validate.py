@@ -1,0 +1,93 @@
+"""Checking one layer against the schema, with a place and a reason for every fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ninferd.config.describe import shown
+from ninferd.config.keys import GROUPS, KEYS, KeySpec, closest, hint
+from ninferd.config.origin import Origin, Problem
+from ninferd.config.schema import Settings
+from ninferd.config.toml_lines import KeyPath
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one source and where each of them stands."""
+
+    tree: Mapping[str, Any]
+    origins: Mapping[KeyPath, Origin]
+    fallback: Origin  # of what has no place of its own
+
+    def origin(self, path: KeyPath) -> Origin | None:
+        """Of the value at ``path``, or None if this layer does not set it."""
+        return self.origins.get(path)
+
+    def nearest_origin(self, path: KeyPath) -> Origin:
+        """Of the value at ``path`` or of the innermost table or array around it."""
+        for length in range(len(path), 0, -1):
+            if origin := self.origins.get(path[:length]):
+                return origin
+        return self.fallback
+
+
+def layer_problems(layer: Layer) -> list[Problem]:
+    """Unknown keys, wrong types and values out of range, each once."""
+    try:
+        Settings.from_layers([layer.tree])
+    except ValidationError as error:
+        return list(dict.fromkeys(_problems(layer, error)))
+    return []
+
+
+def _problems(layer: Layer, error: ValidationError) -> Iterator[Problem]:
+    for details in error.errors():
+        if details["type"] == "missing":  # a layer need not be complete
+            continue
+        path = details["loc"]
+        where = str(layer.nearest_origin(path))
+        spec = _spec_at(path)
+        if spec is not None:
+            reason = f"expected {spec.accepted}, got {shown(_value_at(layer.tree, spec), spec.secret)}"
+            yield Problem(where, spec.name, reason)
+        else:
+            yield Problem(where, ".".join(map(str, path)), _structural_reason(details))
+
+
+def _structural_reason(details: ErrorDetails) -> str:
+    """Of a fault outside every key: something unknown, or a value where a table belongs."""
+    path = ".".join(map(str, details["loc"]))
+    if details["type"] != "extra_forbidden":
+        return f"expected a table, got {shown(details['input'], secret=True)}"
+    if path == "profile":
+        return "profile is chosen in the base file only"
+    if path == "extends":
+        return "only a profile extends another one"
+    return f"unknown {'key' if '.' in path or not isinstance(details['input'], dict) else 'table'}{_suggestion(path)}"
+
+
+def _suggestion(path: str) -> str:
+    return hint(path) if "." in path else _table_hint(path)
+
+
+def _table_hint(name: str) -> str:
+    known = closest(name, GROUPS)
+    return f"; did you mean [{known}]?" if known else hint(name)
+
+
+def _spec_at(path: KeyPath) -> KeySpec | None:
+    names = [str(part) for part in path]
+    specs = (KEYS.get(".".join(names[:length])) for length in range(len(names), 0, -1))
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _value_at(tree: Mapping[str, Any], spec: KeySpec) -> Any:
+    value: Any = tree
+    for part in spec.path:
+        value = value[part]
+    return value
