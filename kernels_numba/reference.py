@@ -55,8 +55,8 @@ def append_kv(
     page_tokens = kv.shape[4]
     queries = []
     for row, slot in zip(range(projected.shape[0]), slot_mapping.tolist(), strict=True):
-        query, _, key, value = projected[row].split(
-            [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width]
+        query, _, key, value = torch.split(
+            projected[row], [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width]
         )
         query = rms_norm(query.view(shape.heads, -1), norms.query, norms.eps)
         key = rms_norm(key.view(shape.kv_heads, -1), norms.key, norms.eps)
@@ -141,14 +141,14 @@ def gated_delta_prefill(
     group = shape.value_heads // shape.key_heads
     out = projected.new_zeros(projected.shape[0], shape.value_heads, shape.value_dim)
     for row in range(projected.shape[0]):
-        conv_input, z, b, a = projected[row].split(
-            [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
+        conv_input, z, b, a = torch.split(
+            projected[row], [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
         )
         window = torch.cat([window, conv_input[:, None]], 1)
         mixed = (window * weights.conv).sum(1)
         mixed = mixed * torch.sigmoid(mixed)
         window = window[:, 1:]
-        query, key, value = mixed.split([shape.key_width, shape.key_width, shape.value_width])
+        query, key, value = torch.split(mixed, [shape.key_width, shape.key_width, shape.value_width])
         query = _l2_normalised(query.view(shape.key_heads, -1)) * shape.key_dim**-0.5
         key = _l2_normalised(key.view(shape.key_heads, -1))
         value = value.view(shape.value_heads, -1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 from kernels_numba.torch_ops.dense import rms_norm
@@ -21,7 +21,9 @@ def append_kv(
     shape: AttentionShape,
 ) -> Tensor:
     tokens, page_tokens = projected.shape[0], kv.shape[4]
-    query, _, key, value = projected.split([shape.query_width, shape.query_width, shape.kv_width, shape.kv_width], 1)
+    query, _, key, value = torch.split(
+        projected, [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width], 1
+    )
     query = rms_norm(query.reshape(tokens, shape.heads, shape.head_dim), norms.query, norms.eps)
     key = rms_norm(key.reshape(tokens, shape.kv_heads, shape.head_dim), norms.key, norms.eps)
     page, offset = slot_mapping // page_tokens, slot_mapping % page_tokens
@@ -32,7 +34,7 @@ def append_kv(
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([(first * cos - second * sin).to(x.dtype), (second * cos + first * sin).to(x.dtype), rest], -1)
 
@@ -72,7 +74,7 @@ def attention_prefill(
     if tokens > 1:
         positions = torch.arange(context_length, device=query.device)
         mask = positions <= positions[context_length - tokens :, None]
-    attended = F.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.repeat_interleave(group, 0)[None],
         value.repeat_interleave(group, 0)[None],

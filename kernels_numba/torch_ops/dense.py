@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -13,11 +13,11 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor) -> Tensor:
-    return F.linear(x, packed)
+    return functional.linear(x, packed)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate) * up
+    return functional.silu(gate) * up
 
 
 def moe_experts(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
@@ -35,8 +35,8 @@ def moe_experts(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor,
     probabilities, chosen = router_logits.float().softmax(-1).topk(top_k)
     probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).to(x.dtype)
     out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
+    for expert in torch.unique(chosen).tolist():
         rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-        hidden = silu_mul(F.linear(x[rows], gate_up[expert]))
-        out.index_add_(0, rows, F.linear(hidden, down[expert]) * probabilities[rows, ranks, None])
+        hidden = silu_mul(functional.linear(x[rows], gate_up[expert]))
+        out.index_add_(0, rows, functional.linear(hidden, down[expert]) * probabilities[rows, ranks, None])
     return out

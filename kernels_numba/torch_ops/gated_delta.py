@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from kernels_numba.shapes import L2_EPS, GatedDeltaShape, GatedDeltaWeights
 
@@ -36,7 +36,7 @@ def gated_delta_decode(
     conv_input, z, b, a = _split(projected, shape)
     window = torch.cat([conv[slots, layer].to(projected.dtype), conv_input[:, :, None]], 2)
     conv[slots, layer] = window[:, :, 1:].to(conv.dtype)
-    mixed = F.silu((window.float() * weights.conv).sum(2))
+    mixed = functional.silu((window.float() * weights.conv).sum(2))
     x = _inputs(mixed, b, a, weights, shape)
     state = recurrent[slots, layer] * x.log_decay.exp()[:, :, None, None]
     predicted = (x.key[:, :, None] @ state).squeeze(2)
@@ -64,22 +64,22 @@ def gated_delta_prefill(
         (window[tap : tap + tokens].float() * weights.conv[:, tap] for tap in range(shape.conv_kernel)),
         start=torch.zeros((), device=projected.device),
     )
-    x = _inputs(F.silu(mixed), b, a, weights, shape)
+    x = _inputs(functional.silu(mixed), b, a, weights, shape)
     out, state = chunked_delta_rule(x, recurrent[slots, layer][0])
     recurrent[slots, layer] = state[None]
     return _gated_norm(out, z, weights, projected.dtype)
 
 
 def _split(projected: Tensor, shape: GatedDeltaShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    conv_input, z, b, a = projected.split(
-        [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads], 1
+    conv_input, z, b, a = torch.split(
+        projected, [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads], 1
     )
     return conv_input, z.reshape(-1, shape.value_heads, shape.value_dim), b, a
 
 
 def _inputs(mixed: Tensor, b: Tensor, a: Tensor, weights: GatedDeltaWeights, shape: GatedDeltaShape) -> _Inputs:
     tokens = mixed.shape[0]
-    query, key, value = mixed.split([shape.key_width, shape.key_width, shape.value_width], 1)
+    query, key, value = torch.split(mixed, [shape.key_width, shape.key_width, shape.value_width], 1)
     group = shape.value_heads // shape.key_heads
     query = _l2_normalised(query.reshape(tokens, shape.key_heads, shape.key_dim)) * shape.key_dim**-0.5
     key = _l2_normalised(key.reshape(tokens, shape.key_heads, shape.key_dim))
@@ -87,7 +87,7 @@ def _inputs(mixed: Tensor, b: Tensor, a: Tensor, weights: GatedDeltaWeights, sha
         query.repeat_interleave(group, 1),
         key.repeat_interleave(group, 1),
         value.reshape(tokens, shape.value_heads, shape.value_dim),
-        weights.decay_rate * F.softplus(a.float() + weights.dt_bias),
+        weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
         torch.sigmoid(b.float()),
     )
 
@@ -97,14 +97,15 @@ def _l2_normalised(x: Tensor) -> Tensor:
 
 
 def _gated_norm(out: Tensor, z: Tensor, weights: GatedDeltaWeights, dtype: torch.dtype) -> Tensor:
-    normed = F.rms_norm(out, (out.shape[-1],), weights.norm, weights.eps)
-    return (normed * F.silu(z.float())).to(dtype).flatten(1)
+    normed = functional.rms_norm(out, (out.shape[-1],), weights.norm, weights.eps)
+    return (normed * functional.silu(z.float())).to(dtype).flatten(1)
 
 
 def chunked_delta_rule(x: _Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs ``[T, HV, DV]`` and the state after T tokens, from the state ``[HV, DK, DV]`` before them.
 
-    Within a chunk of C tokens, with inclusive cumulative log decays G, D_ij = exp(G_i - G_j) for j <= i, B = diag(beta):
+    Within a chunk of C tokens, with inclusive cumulative log decays G, D_ij = exp(G_i - G_j) for j <= i and
+    B = diag(beta):
     A = I + strict_lower(B K Kᵀ ∘ D); U = A⁻¹ B V; W = A⁻¹ B diag(e^G) K; V' = U - W S;
     O = diag(e^G) Q S + lower(Q Kᵀ ∘ D) V'; S ← e^{G_C} S + (diag(e^{G_C - G}) K)ᵀ V'.
     (Yang et al., Gated Delta Networks, 2024.) All exponents are masked before exp, so none is positive.
@@ -123,7 +124,7 @@ def chunked_delta_rule(x: _Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     solved = torch.linalg.solve_triangular(
         system, torch.cat([beta * value, beta * growth * key], -1), upper=False, unitriangular=True
     )
-    corrected, carried = solved.split([value.shape[-1], key.shape[-1]], -1)
+    corrected, carried = torch.split(solved, [value.shape[-1], key.shape[-1]], -1)
     within = query @ key.mT * relative
     grown_query = growth * query
     last = log_decay[..., -1:]
@@ -139,5 +140,5 @@ def chunked_delta_rule(x: _Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunked(x: Tensor, padding: int) -> Tensor:
     """``[T, H, D]`` as chunks ``[T/C, H, C, D]``, zero-padded."""
-    padded = F.pad(x, (0, 0, 0, 0, 0, padding))
+    padded = functional.pad(x, (0, 0, 0, 0, 0, padding))
     return padded.view(-1, CHUNK_TOKENS, *x.shape[1:]).transpose(1, 2)

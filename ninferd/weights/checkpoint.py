@@ -23,7 +23,7 @@ TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "language_mod
 
 
 def canonical_name(name: str) -> str:
-    """Tensor name without the wrapper's prefix: ``layers.0...``, ``embed_tokens.weight``, ``lm_head.weight``, ``visual...``."""
+    """Tensor name without the wrapper's prefix: ``layers.0...``, ``embed_tokens.weight``, ``lm_head.weight``."""
     for prefix in TEXT_PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)

@@ -36,10 +36,11 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._handle: Any = safe_open(str(path), framework="pt")
+            handle: Any = safe_open(str(path), framework="pt")
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: is not a readable safetensors file: {error}") from error
-        self._names = frozenset(self._handle.keys())
+        self._handle = handle
+        self._names: frozenset[str] = frozenset(handle.keys())
 
     @property
     def names(self) -> Iterable[str]:

@@ -113,11 +113,11 @@ def fill_deterministic(model: Any) -> None:
 
 def hash_uniform(rank: int, count: int) -> NDArray[np.float64]:
     """``count`` values in [-1, 1) of the stream ``rank``."""
-    mask = 0xFFFFFFFF
-    x = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(1000003 * (rank + 1))
-    x = (x * 2654435761) & mask
-    x = ((x ^ (x >> 15)) * 2246822519) & mask
-    x = x ^ (x >> 13)
+    x = np.arange(1, count + 1, dtype=np.uint32) + np.uint32(1000003 * (rank + 1))
+    x *= np.uint32(2654435761)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(2246822519)
+    x ^= x >> np.uint32(13)
     return x.astype(np.float64) / 2**31 - 1
 
 

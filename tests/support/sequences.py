@@ -60,7 +60,7 @@ class Runner:
         return cls(model, caches, owned)
 
     def batch(self, chunks: dict[int, list[int]], all_logits: bool = False) -> Batch:
-        """The batch that appends ``chunks`` (sequence index to token ids); logits of each chunk's last row or of all."""
+        """The batch that appends ``chunks``, token ids by sequence; logits of each chunk's last row or of all rows."""
         ids: list[int] = []
         positions: list[int] = []
         mapping: list[int] = []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernels_numba.shapes import AttentionShape, GatedDeltaShape
-from ninferd.errors import InputError
 from ninferd.models.qwen3_5.json_table import JsonTable
 
 LayerType = Literal["linear_attention", "full_attention"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from kernels_numba.ops import OpTable
 from ninferd.models.batch import Batch, Caches
@@ -38,7 +38,7 @@ class TextWeights:
     head: torch.Tensor  # packed
 
 
-class Qwen3_5Text:
+class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
     """Qwen3.5, 3.6 and 3.8 text models, dense and MoE."""
 
     def __init__(self, config: TextConfig, weights: TextWeights, ops: OpTable, weights_bytes: int) -> None:
@@ -74,7 +74,7 @@ class Qwen3_5Text:
         groups = SequenceGroups.of(batch)
         cos, sin = self._rotary.cos_sin(batch.positions)
         attention_inputs = AttentionInputs(cos, sin, batch.slot_mapping, groups, caches.kv)
-        residual = F.embedding(batch.token_ids, self._weights.embedding)
+        residual = functional.embedding(batch.token_ids, self._weights.embedding)
         normed = ops.rms_norm(residual, self._weights.layers[0].mixer_norm, eps)
         next_norms = [layer.mixer_norm for layer in self._weights.layers[1:]] + [self._weights.final_norm]
         for layer, next_norm in zip(self._weights.layers, next_norms, strict=True):
