@@ -1,1 +1,1 @@
-"""KV pages, recurrent state slots and their budgets."""
+"""Cache memory: capacity planning, page pool and page tables, recurrent state slots. Never imports models."""

@@ -1,0 +1,137 @@
+"""From settings to an engine that has answered a probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from ninferd.config.schema import Settings
+from ninferd.engine.engine import Engine
+from ninferd.engine.messages import EngineInfo, LoadProgress
+from ninferd.errors import InputError
+from ninferd.memory.budget import CapacityPlan, CapacityRequest, free_host_bytes, plan_capacity
+from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry
+from ninferd.memory.kv_cache import KVCache
+from ninferd.memory.state import StateCache
+from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
+from ninferd.weights.json_file import read_json_object
+from ninferd.weights.locate import EMBEDDED_PREFIX, artifact_directory
+
+KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_MAX_CONFIG_BYTES: Final = 4 << 20
+
+
+def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]) -> Engine:
+    """Load the weights, allocate the caches in what is left, and answer a probe.
+
+    Raises InputError for a checkpoint or a configuration that cannot be served, EngineBroken if the probe fails.
+    """
+    started_s = time.monotonic()
+    directory = artifact_directory(settings.model.artifact)
+    device = resolve_device(settings.engine.device)
+    dtype = resolve_dtype(settings.engine.dtype, directory, device)
+    model = load_text_model(
+        directory, device, dtype, lambda done, total: on_progress(LoadProgress("weights", done, total))
+    )
+    _require_context(settings, model.config)
+    kv_dtype = KV_DTYPES[settings.engine.kv_dtype]
+    request = capacity_request(settings, model.config, dtype, kv_dtype)
+    plan = plan_capacity(request, _free_bytes(device), host=device.type == "cpu")
+    cache_bytes = plan.kv_bytes + plan.state_bytes
+    on_progress(LoadProgress("caches", 0, cache_bytes))
+    kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device, kv_dtype)
+    state = StateCache(request.state, plan.state_slots, device, dtype)
+    on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
+    info = _info(settings, model, plan, time.monotonic() - started_s)
+    engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
+    on_progress(LoadProgress("probe", 0, 0))
+    engine.probe()
+    return engine
+
+
+def resolve_device(configured: str | int) -> torch.device:
+    """``engine.device`` as a torch device; InputError if that device is not there."""
+    if configured == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if configured == "auto":
+            return torch.device("cpu")
+        raise InputError(f"engine.device is {configured}, but torch sees no CUDA device; use cpu or auto")
+    index = 0 if configured == "auto" else int(configured)
+    if index >= torch.cuda.device_count():
+        raise InputError(f"engine.device is {index}, but torch sees {torch.cuda.device_count()} CUDA device(s)")
+    return torch.device("cuda", index)
+
+
+def resolve_dtype(configured: str, directory: Path, device: torch.device) -> torch.dtype:
+    """``engine.dtype``; ``auto`` is float32 on a CPU, else what config.json declares (float32, or bfloat16)."""
+    if configured == "auto" and device.type != "cpu":
+        config = read_json_object(directory / "config.json", _MAX_CONFIG_BYTES)
+        text = config.get("text_config", config)
+        configured = text.get("dtype", text.get("torch_dtype", config.get("dtype")))
+        return torch.float32 if configured == "float32" else torch.bfloat16
+    return torch.bfloat16 if configured == "bfloat16" else torch.float32
+
+
+def capacity_request(
+    settings: Settings, config: TextConfig, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> CapacityRequest:
+    """What the caches of this model cost and how much of them the operator wants."""
+    attention, delta = config.attention, config.gated_delta
+    return CapacityRequest(
+        max_context_tokens=settings.engine.max_context,
+        max_concurrency=settings.engine.max_concurrency,
+        kv_capacity=settings.engine.kv_capacity,
+        kv=KVGeometry(config.attention_layer_count, attention.kv_heads, attention.head_dim, kv_dtype.itemsize),
+        state=StateGeometry(
+            gdn_layers=config.gdn_layer_count,
+            conv_channels=delta.conv_channels,
+            conv_history=delta.conv_kernel - 1,
+            conv_element_bytes=dtype.itemsize,
+            value_heads=delta.value_heads,
+            key_head_dim=delta.key_dim,
+            value_head_dim=delta.value_dim,
+        ),
+    )
+
+
+def _require_context(settings: Settings, config: TextConfig) -> None:
+    longest = int(config.max_position_embeddings * settings.engine.rope_scaling_factor)
+    if settings.engine.max_context > longest:
+        raise InputError(
+            f"engine.max_context is {settings.engine.max_context} tokens, this model reaches {longest} "
+            f"({config.max_position_embeddings} positions x rope_scaling_factor)"
+        )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return free_host_bytes()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, load_seconds: float) -> EngineInfo:
+    artifact = settings.model.artifact
+    device = model.device
+    return EngineInfo(
+        model_name=settings.model.id or Path(artifact.removeprefix(EMBEDDED_PREFIX)).expanduser().resolve().name,
+        architecture=model.config.model_type,
+        device="cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
+        weights_dtype=str(model.dtype).removeprefix("torch."),
+        kv_dtype=settings.engine.kv_dtype,
+        vocab_size=model.config.vocab_size,
+        max_context=settings.engine.max_context,
+        max_concurrency=settings.engine.max_concurrency,
+        kv_capacity_tokens=plan.kv_capacity_tokens,
+        page_tokens=PAGE_TOKENS,
+        state_slots=plan.state_slots,
+        weights_bytes=model.weights_bytes,
+        kv_bytes=plan.kv_bytes,
+        state_bytes=plan.state_bytes,
+        load_seconds=load_seconds,
+    )

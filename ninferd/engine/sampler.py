@@ -1,0 +1,156 @@
+"""Chooses the next token of every lane of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ninferd.engine.counter_rng import uniforms
+from ninferd.engine.messages import SamplingParams, TokenLogprob, TokenLogprobs
+from ninferd.engine.penalties import TokenCounts
+from ninferd.engine.truncation import apply_temperature, draw, keep_min_p, keep_top_k, keep_top_p
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One token per row; ``usable`` is False where the logits had NaN or no finite maximum."""
+
+    tokens: list[int]
+    usable: list[bool]
+    logprobs: list[TokenLogprobs | None]
+
+
+@dataclass(slots=True)
+class _LaneSampling:
+    """Sampling state of one running request."""
+
+    params: SamplingParams
+    seed: int
+    drawn: int = 0  # counter of the request's random numbers: index of the token to draw
+
+    @property
+    def penalised(self) -> bool:
+        p = self.params
+        return p.presence_penalty != 0.0 or p.frequency_penalty != 0.0 or p.repetition_penalty != 1.0
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but the largest logit is wanted."""
+        return self.params.temperature == 0.0 and self.params.top_logprobs is None and not self.penalised
+
+
+class Sampler:
+    """Sampling state per lane; results of a row depend on that row's logits and request only."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._device = device
+        self._lanes: dict[int, _LaneSampling] = {}
+        self._counts: TokenCounts | None = None  # allocated by the first request with a penalty
+
+    def start(self, row: int, params: SamplingParams, prompt: npt.NDArray[np.int64]) -> None:
+        """Begin a request on a lane."""
+        lane = _LaneSampling(params, params.seed % 2**64)
+        self._lanes[row] = lane
+        if lane.penalised:
+            if self._counts is None:
+                self._counts = TokenCounts(self._rows, self._vocab_size, self._device)
+            self._counts.start(row, prompt)
+
+    def stop(self, row: int) -> None:
+        """The lane's request has ended."""
+        del self._lanes[row]
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
+        """One token per row of logits float32 [R, V]; ``rows`` are the lanes they belong to."""
+        lanes = [self._lanes[row] for row in rows]
+        best, tokens = logits.max(dim=-1)
+        logprobs: list[TokenLogprobs | None] = [None] * len(lanes)
+        if not all(lane.plain for lane in lanes):
+            penalised = self._penalise(logits, rows, lanes)
+            tokens = self._choose(penalised, lanes)
+            self._count(tokens, rows, lanes)
+            logprobs = _logprobs(logits, tokens, lanes)
+        for lane in lanes:
+            lane.drawn += 1
+        return Sampled(tokens.tolist(), torch.isfinite(best).tolist(), logprobs)
+
+    def _penalise(self, logits: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> torch.Tensor:
+        """Logits with the penalties of the lanes that have any; the argument is left as it is."""
+        chosen = [index for index, lane in enumerate(lanes) if lane.penalised]
+        if not chosen or self._counts is None:
+            return logits
+        strengths = self._tensor(
+            [
+                [lanes[index].params.presence_penalty for index in chosen],
+                [lanes[index].params.frequency_penalty for index in chosen],
+                [lanes[index].params.repetition_penalty for index in chosen],
+            ]
+        )
+        where = torch.tensor(chosen, device=self._device)
+        lane_rows = torch.tensor([rows[index] for index in chosen], device=self._device)
+        return logits.index_copy(0, where, self._counts.penalise(logits[where], lane_rows, *strengths.unbind()))
+
+    def _choose(self, logits: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
+        """Argmax of greedy lanes, a draw of the others; int64 [R]."""
+        tokens = logits.argmax(dim=-1)
+        chosen = [index for index, lane in enumerate(lanes) if lane.params.temperature > 0.0]
+        if not chosen:
+            return tokens
+        random_lanes = [lanes[index] for index in chosen]
+        where = torch.tensor(chosen, device=self._device)
+        return tokens.index_copy(0, where, self._draw(logits[where], random_lanes))
+
+    def _draw(self, logits: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
+        """Temperature, top-k, top-p, min-p, in this order, then one draw per row."""
+        params = [lane.params for lane in lanes]
+        numbers = uniforms(
+            np.array([lane.seed for lane in lanes], np.uint64), np.array([lane.drawn for lane in lanes], np.uint64)
+        )
+        temperature, top_k, top_p, min_p, uniform = self._tensor(
+            [
+                [p.temperature for p in params],
+                [p.top_k for p in params],
+                [p.top_p for p in params],
+                [p.min_p for p in params],
+                numbers.tolist(),
+            ]
+        ).unbind()
+        scaled = keep_top_k(apply_temperature(logits, temperature), top_k.long(), max(p.top_k for p in params))
+        weights = scaled.softmax(dim=-1)
+        if any(p.top_p < 1.0 for p in params):
+            weights = keep_top_p(weights, top_p)
+        if any(p.min_p > 0.0 for p in params):
+            weights = keep_min_p(weights, min_p)
+        return draw(weights, uniform)
+
+    def _count(self, tokens: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> None:
+        chosen = [index for index, lane in enumerate(lanes) if lane.penalised]
+        if chosen and self._counts is not None:
+            lane_rows = torch.tensor([rows[index] for index in chosen], device=self._device)
+            self._counts.add(lane_rows, tokens[torch.tensor(chosen, device=self._device)])
+
+    def _tensor(self, values: list[list[float]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, lanes: list[_LaneSampling]) -> list[TokenLogprobs | None]:
+    """Of the lanes that want them: after temperature (1 where greedy), before penalties and truncation."""
+    result: list[TokenLogprobs | None] = [None] * len(lanes)
+    for index, lane in enumerate(lanes):
+        wanted = lane.params.top_logprobs
+        if wanted is None:
+            continue
+        log_p = (logits[index] / (lane.params.temperature or 1.0)).log_softmax(dim=-1)
+        chosen = int(tokens[index])
+        best = log_p.topk(min(wanted, len(log_p)))
+        result[index] = TokenLogprobs(
+            chosen=TokenLogprob(chosen, float(log_p[chosen])),
+            top=tuple(map(TokenLogprob, best.indices.tolist(), best.values.tolist())),
+        )
+    return result

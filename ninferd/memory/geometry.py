@@ -1,0 +1,67 @@
+"""Sizes of the cached things of one model, as plain numbers.
+
+The engine derives them from the model's configuration, so that memory needs neither models nor torch to plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+PAGE_TOKENS: Final = 64
+FLOAT32_BYTES: Final = 4
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold ``tokens`` positions."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+@dataclass(frozen=True)
+class KVGeometry:
+    """Keys and values of all attention layers."""
+
+    attention_layers: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        """[attention layers, 2 (K, V), kv heads, page tokens, head dim], one contiguous run."""
+        return (self.attention_layers, 2, self.kv_heads, PAGE_TOKENS, self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, K and V."""
+        return 2 * self.attention_layers * self.kv_heads * PAGE_TOKENS * self.head_dim * self.element_bytes
+
+
+@dataclass(frozen=True)
+class StateGeometry:
+    """Recurrent part of a sequence over all gated-delta layers."""
+
+    gdn_layers: int
+    conv_channels: int
+    conv_history: int
+    conv_element_bytes: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+
+    @property
+    def conv_shape(self) -> tuple[int, int, int]:
+        """[gated-delta layers, channels, kernel - 1]."""
+        return (self.gdn_layers, self.conv_channels, self.conv_history)
+
+    @property
+    def recurrent_shape(self) -> tuple[int, int, int, int]:
+        """[gated-delta layers, value heads, key head dim, value head dim], float32."""
+        return (self.gdn_layers, self.value_heads, self.key_head_dim, self.value_head_dim)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one sequence's state."""
+        conv = self.gdn_layers * self.conv_channels * self.conv_history * self.conv_element_bytes
+        recurrent = self.gdn_layers * self.value_heads * self.key_head_dim * self.value_head_dim * FLOAT32_BYTES
+        return conv + recurrent
