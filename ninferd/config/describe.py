@@ -100,7 +100,7 @@ def shown(value: Any, secret: bool) -> str:
     if isinstance(value, int) and value.bit_length() > 256:
         return "a huge integer"
     text = toml_text(value)
-    kind = {str: " (a string)", list: " (an array)", dict: " (a table)"}
+    kind: dict[type, str] = {str: " (a string)", list: " (an array)", dict: " (a table)"}
     if len(text) > _MAX_SHOWN_CHARS:
         text = f"{text[:_MAX_SHOWN_CHARS]}…"
     return text + kind.get(type(value), "")

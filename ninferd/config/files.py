@@ -44,7 +44,7 @@ def open_regular(path: Path) -> int:
 def read_bounded(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The whole file. Raises ConfigError if it is missing, unreadable, not regular or larger than ``limit_bytes``."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(limit_bytes + 1)
     except OSError as error:
         raise ConfigError([Problem(str(path), None, f"cannot be read: {error.strerror}")]) from error

@@ -41,6 +41,7 @@ class ConfigSources:
 class ResolvedConfig:
     """A valid configuration that knows where each of its values was set."""
 
+    sources: ConfigSources
     settings: Settings
     layers: tuple[Layer, ...]  # lowest first
     profile: str | None
@@ -56,9 +57,12 @@ class ResolvedConfig:
         return self.origin(key).layer != "default"
 
 
-def load(sources: ConfigSources) -> ResolvedConfig:
-    """Read and check everything. Raises ConfigError with all problems that can be found in one go."""
-    reader = _Reader(sources)
+def load(sources: ConfigSources, drop_in: Document | None = None) -> ResolvedConfig:
+    """Read and check everything. Raises ConfigError with all problems that can be found in one go.
+
+    ``drop_in`` stands for the file of its path in ``conf.d``, which need not exist yet: what would be if it did.
+    """
+    reader = _Reader(sources, drop_in)
     layers = reader.layers()
     problems = [*reader.problems, *(problem for layer in layers for problem in layer_problems(layer))]
     if not problems and not any("artifact" in layer.tree.get("model", {}) for layer in layers):
@@ -74,7 +78,16 @@ def load(sources: ConfigSources) -> ResolvedConfig:
     broken = placed(rules.violations(settings, lambda key: _origin(layers, key).layer != "default"))
     if broken:
         raise ConfigError(broken)
-    return ResolvedConfig(settings, layers, reader.profile, tuple(reader.files), placed(rules.warnings(settings)))
+    return ResolvedConfig(
+        sources, settings, layers, reader.profile, tuple(reader.files), placed(rules.warnings(settings))
+    )
+
+
+def runtime_dir(sources: ConfigSources) -> Path:
+    """``daemon.runtime_dir`` alone, even of a configuration that is incomplete or broken elsewhere."""
+    values = (layer.tree.get("daemon") for layer in reversed(_Reader(sources).layers()))
+    paths = (table.get("runtime_dir") for table in values if isinstance(table, dict))
+    return next((Path(path) for path in paths if isinstance(path, str)), Path(KEYS["daemon.runtime_dir"].default))
 
 
 def _origin(layers: tuple[Layer, ...], key: str) -> Origin:
@@ -85,8 +98,9 @@ def _origin(layers: tuple[Layer, ...], key: str) -> Origin:
 class _Reader:
     """Turns sources into layers; a source that cannot be read becomes a problem and the rest goes on."""
 
-    def __init__(self, sources: ConfigSources) -> None:
+    def __init__(self, sources: ConfigSources, drop_in: Document | None = None) -> None:
         self._sources = sources
+        self._drop_in = drop_in
         self.problems: list[Problem] = []
         self.files: list[Path] = []
         self.profile: str | None = None
@@ -143,8 +157,10 @@ class _Reader:
         return name, origin
 
     def _drop_ins(self) -> list[Document]:
-        paths = sorted(self._sources.conf_dir.glob("*.toml"), key=lambda path: path.name)
-        return [document for path in paths if (document := self._read(path)) is not None]
+        planned = {self._drop_in.path: self._drop_in} if self._drop_in else {}
+        paths = sorted({*self._sources.conf_dir.glob("*.toml"), *planned}, key=lambda path: path.name)
+        documents = (planned.get(path) or self._read(path) for path in paths)
+        return [document for document in documents if document is not None]
 
     def _read(self, path: Path) -> Document | None:
         try:

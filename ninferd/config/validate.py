@@ -41,22 +41,25 @@ def layer_problems(layer: Layer) -> list[Problem]:
     try:
         Settings.from_layers([layer.tree])
     except ValidationError as error:
-        return list(dict.fromkeys(_problems(layer, error)))
+        placed = dict.fromkeys(_problems(layer, error))  # a union reports once per branch
+        return [problem for _, problem in sorted(placed, key=lambda item: item[0])]
     return []
 
 
-def _problems(layer: Layer, error: ValidationError) -> Iterator[Problem]:
+def _problems(layer: Layer, error: ValidationError) -> Iterator[tuple[int, Problem]]:
+    """Line and problem."""
     for details in error.errors():
         if details["type"] == "missing":  # a layer need not be complete
             continue
         path = details["loc"]
-        where = str(layer.nearest_origin(path))
+        origin = layer.nearest_origin(path)
         spec = _spec_at(path)
         if spec is not None:
             reason = f"expected {spec.accepted}, got {shown(_value_at(layer.tree, spec), spec.secret)}"
-            yield Problem(where, spec.name, reason)
+            problem = Problem(str(origin), spec.name, reason)
         else:
-            yield Problem(where, ".".join(map(str, path)), _structural_reason(details))
+            problem = Problem(str(origin), ".".join(map(str, path)), _structural_reason(details))
+        yield origin.line or 0, problem
 
 
 def _structural_reason(details: ErrorDetails) -> str:

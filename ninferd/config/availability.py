@@ -1,0 +1,66 @@
+"""Keys whose feature this build does not have yet; the schema knows them so that files need not change later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ninferd.config.describe import toml_text
+from ninferd.config.keys import KEYS, KeySpec
+from ninferd.config.layers import ResolvedConfig
+
+_LATER_GROUPS = frozenset({"spec", "cache", "media", "responses", "request_log", "monitor", "tools", "compat"})
+_LATER_KEYS = frozenset(
+    {
+        "model.weights_profile",
+        "model.verify_hash",
+        "engine.rope_scaling_factor",
+        "engine.rope_scaling_original_context",
+        "engine.context_cost_presets",
+        "engine.cuda_sync",
+        "server.stats_port",
+        "server.cors",
+        "server.models_public",
+        "http.keepalive_comment_s",
+        "http.anthropic_ping",
+        "http.progress_events",
+        "http.retry_after",
+        "http.trust_forwarded_for",
+        "queue.per_key_max",
+        "queue.count_tokens_bypass",
+        "limits.max_output_tokens",
+        "limits.max_generation_s",
+        "template.normalize",
+        "template.strip_billing_header",
+        "template.drop_reasoning",
+        "template.recover_reasoning",
+        "thinking.default_budget",
+        "thinking.on_capacity",
+        "log.stats_interval_ms",
+    }
+)
+_AVAILABLE_VALUES: Mapping[str, frozenset[str]] = {"engine.kv_dtype": frozenset({"bf16", "fp32"})}
+"""Keys of which this build has some values only."""
+
+
+def is_available(spec: KeySpec, value: object) -> bool:
+    """Whether this build does what ``value`` asks for; every default is available."""
+    if value == spec.default:
+        return True
+    if spec.name in _AVAILABLE_VALUES:
+        return value in _AVAILABLE_VALUES[spec.name]
+    is_post_thinking = spec.path[:-1] == ("sampling", "post_thinking")
+    return spec.path[0] not in _LATER_GROUPS and spec.name not in _LATER_KEYS and not is_post_thinking
+
+
+def unavailable_keys(resolved: ResolvedConfig) -> list[str]:
+    """Names of the keys whose effective value this build cannot honour."""
+    return [name for name, spec in KEYS.items() if not is_available(spec, spec.value(resolved.settings))]
+
+
+def unavailable(resolved: ResolvedConfig) -> list[str]:
+    """One line ``FILE:LINE: key = value: not available in this build`` for each such key."""
+    return [
+        f"{resolved.origin(name)}: {name} = {toml_text(KEYS[name].value(resolved.settings))}: "
+        "not available in this build"
+        for name in unavailable_keys(resolved)
+    ]
