@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ninferd.errors import NinferError
 
 
-class TooManyRequests(NinferError):
+class TooManyRequestsError(NinferError):
     """The server already holds as many requests as it may."""
 
 
@@ -30,12 +30,12 @@ class InFlightRequests:
 
     @contextmanager
     def enter(self, capacity: int) -> Iterator[None]:
-        """Hold one place; raises TooManyRequests when ``capacity`` places are taken.
+        """Hold one place; raises TooManyRequestsError when ``capacity`` places are taken.
 
         Lowering the capacity later never turns out a request that is already counted.
         """
         if self._count >= capacity:
-            raise TooManyRequests(f"the server is handling {self._count} requests and takes at most {capacity}")
+            raise TooManyRequestsError(f"the server is handling {self._count} requests and takes at most {capacity}")
         self._count += 1
         self._idle.clear()
         try:

@@ -1,18 +1,220 @@
-"""The text side of one loaded model: tokenizer, chat template, generation defaults."""
+"""The text side of one loaded model: tokenizer, chat template, stop tokens, generation defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ninferd.chat import json_text
+from ninferd.chat.control_tokens import ControlTokenMarks
+from ninferd.chat.conversation import Conversation, Message, PastToolCall
+from ninferd.chat.errors import ContextLengthError, FrontendError, PromptError
+from ninferd.chat.options import resolve_options
+from ninferd.chat.reasoning import ThinkTokens
+from ninferd.chat.sampling import SamplerFields, SamplingPresets, merge_sampling, presets_of
+from ninferd.chat.template import MAX_TEMPLATE_BYTES, ChatTemplate, RenderTooLargeError
+from ninferd.chat.tokenizer import ChatTokenizer, read_json_object
+from ninferd.chat.tool_calls import CALL_OPEN, FUNCTION_OPEN
+from ninferd.chat.tool_values import ToolContract, contracts_of
 from ninferd.config.schema import Settings
+from ninferd.engine.messages import PromptIdentity, SamplingParams
+
+_SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
+class PreparedPrompt:
+    """A conversation as tokens, with what is needed to read the answer."""
+
+    identity: PromptIdentity
+    enable_thinking: bool  # the resolved option; chooses the sampling preset
+    starts_in_reasoning: bool
+    shows_special_tokens: bool
+    tools: dict[str, ToolContract]
+    seed_text: str  # a tool-call opener that ends the prompt, or ""
+
+    def __len__(self) -> int:
+        return len(self.identity)
+
+
 class ChatFrontend:
-    directory: Path
+    """Immutable after load; its methods may run in several threads at once."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        template: ChatTemplate,
+        stop_token_ids: tuple[int, ...],
+        presets: SamplingPresets,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.stop_token_ids = stop_token_ids
+        self.think_tokens = ThinkTokens.of(tokenizer)
+        self._presets = presets
 
     @classmethod
     def load(cls, directory: Path, settings: Settings) -> ChatFrontend:
-        """Read everything that turns messages into tokens and back from a model directory."""
-        raise NotImplementedError
+        """Read ``tokenizer.json``, the template and the generation defaults of a model directory, and try them once.
+
+        Raises FrontendError naming the file and what is wrong with it.
+        """
+        tokenizer = ChatTokenizer.load(directory)
+        tokenizer_config = _read_optional(directory / "tokenizer_config.json")
+        config = _read_optional(directory / "config.json")
+        generation_config = _read_optional(directory / "generation_config.json")
+        marks = ControlTokenMarks(tokenizer.control_spellings)
+        source, origin = _template_source(directory, tokenizer_config, settings)
+        try:
+            template = ChatTemplate(source, marks, _special_tokens(tokenizer_config))
+        except FrontendError as error:
+            raise FrontendError(f"{origin}: {error}") from error
+        frontend = cls(
+            tokenizer, template, _stop_token_ids(config, generation_config), presets_of(config, generation_config)
+        )
+        frontend._probe(settings, origin)
+        return frontend
+
+    def prepare(self, conversation: Conversation, settings: Settings, *, max_context: int) -> PreparedPrompt:
+        """Render and tokenise; CPU-heavy, call it outside the event loop.
+
+        Raises PromptError, TemplateOptionConflictError or ContextLengthError.
+        """
+        options = resolve_options(conversation, settings, self.template.variables)
+        rendered = self._render(conversation, dict(options.variables), max_context)
+        seed_text = ""
+        if conversation.forced_call is not None:
+            name = conversation.forced_call
+            seed_text = f"{CALL_OPEN}\n{FUNCTION_OPEN}" + (f"{name}>\n" if name else "")
+            rendered += self.template.marks.mark(CALL_OPEN) + seed_text.removeprefix(CALL_OPEN)
+        token_ids = self.tokenizer.encode_rendered(rendered, self.template.marks)
+        if len(token_ids) > max_context:
+            raise ContextLengthError(len(token_ids), max_context)
+        if not token_ids:
+            raise PromptError("the chat template rendered nothing")
+        return PreparedPrompt(
+            identity=PromptIdentity.from_token_ids(token_ids),
+            enable_thinking=options.enable_thinking,
+            starts_in_reasoning=self.think_tokens.is_open_after(token_ids),
+            shows_special_tokens=conversation.keeps_special_text,
+            tools=contracts_of(
+                tool for tool in conversation.tools if tool["function"]["name"] in conversation.callable_tools
+            ),
+            seed_text=seed_text,
+        )
+
+    def sampling(
+        self,
+        settings: Settings,
+        asked: SamplerFields,
+        *,
+        thinking: bool,
+        seed: int | None,
+        top_logprobs: int | None = None,
+    ) -> SamplingParams:
+        """Merge preset, server overrides and the request's fields; raises SamplingError."""
+        return merge_sampling(self._presets, settings, asked, thinking=thinking, seed=seed, top_logprobs=top_logprobs)
+
+    def _render(self, conversation: Conversation, variables: dict[str, Any], max_context: int) -> str:
+        variables["messages"] = [_template_message(message) for message in conversation.messages]
+        variables["add_generation_prompt"] = True
+        if conversation.tools:
+            variables["tools"] = list(conversation.tools)
+        # A text with more characters than this cannot fit, however it is cut into tokens: each token stands for at most
+        # ``longest_token_bytes`` normalised bytes, composition (NFC) at most halves characters per byte, and a control
+        # token carries its nonce.
+        chars_per_token = 2 * self.tokenizer.longest_token_bytes + len(self.template.marks.nonce)
+        try:
+            return self.template.render(variables, max_chars=max_context * chars_per_token)
+        except RenderTooLargeError:
+            raise ContextLengthError(max_context + 1, max_context) from None
+
+    def _probe(self, settings: Settings, origin: str) -> None:
+        """Render a harmless conversation and compare with tokenising its visible text whole."""
+        conversation = Conversation(messages=(Message("user", "Hello"),))
+        options = resolve_options(conversation, settings, self.template.variables)
+        try:
+            rendered = self._render(conversation, dict(options.variables), max_context=1 << 20)
+        except PromptError as error:
+            raise FrontendError(f"{origin}: a one-message conversation does not render: {error}") from error
+        marks = self.template.marks
+        whole = self.tokenizer.encode_rendered(marks.mark(marks.unmark(rendered)), marks)
+        if self.tokenizer.encode_rendered(rendered, marks) != whole:
+            raise FrontendError(
+                f"{origin}: the template builds control tokens out of pieces, so they cannot be told from message text"
+            )
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        rendered["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _argument_object(call)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    return rendered
+
+
+def _argument_object(call: PastToolCall) -> dict[str, Any]:
+    """Arguments of a past call in member order; empty text is ``{}``."""
+    if not call.arguments.strip():
+        return {}
+    try:
+        arguments = json_text.loads(call.arguments)
+    except ValueError as error:
+        raise PromptError(f"arguments of the past call to {call.name!r} are not valid JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise PromptError(f"arguments of the past call to {call.name!r} are not a JSON object")
+    return arguments
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.exists() else {}
+
+
+def _template_source(directory: Path, tokenizer_config: dict[str, Any], settings: Settings) -> tuple[str, str]:
+    """(source, where it came from): the configured file, else ``chat_template.jinja``, else tokenizer_config's."""
+    path = Path(settings.template.file) if settings.template.file is not None else directory / "chat_template.jinja"
+    stored = tokenizer_config.get("chat_template")
+    if settings.template.file is None and not path.exists() and isinstance(stored, str):
+        return stored, f"{directory / 'tokenizer_config.json'}: chat_template"
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise FrontendError(f"{path}: larger than {MAX_TEMPLATE_BYTES} bytes")
+        return path.read_text(encoding="utf-8"), str(path)
+    except OSError as error:
+        raise FrontendError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FrontendError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens by name, as transformers hands them to templates."""
+    found: dict[str, str] = {}
+    for name in _SPECIAL_TOKEN_NAMES:
+        value = tokenizer_config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _stop_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> tuple[int, ...]:
+    """Ids that end an answer: generation_config's, else the config's."""
+    text_config = config.get("text_config") or {}
+    for source in (generation_config, config, text_config):
+        value = source.get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list) and value and all(isinstance(entry, int) for entry in value):
+            return tuple(value)
+    raise FrontendError("neither generation_config.json nor config.json names an eos_token_id")

@@ -1,0 +1,143 @@
+"""Text to token ids and back for byte-level BPE tokenizers (``tokenizer.json``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ninferd.chat.control_tokens import ControlTokenMarks
+from ninferd.chat.errors import FrontendError
+
+MAX_TOKENIZER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    id: int
+    text: str
+    special: bool  # hidden from the output unless tools are active
+
+
+class ChatTokenizer:
+    """A tokenizer that never turns ordinary text into control tokens.
+
+    The library's tokenizer is built without the added tokens, so nothing it sees can become one; they are inserted by
+    id where the template wrote them.
+    """
+
+    def __init__(self, definition: dict[str, Any], added: tuple[AddedToken, ...]) -> None:
+        """``definition``: the content of ``tokenizer.json``; ``added``: every added token of the model."""
+        _require_byte_level(definition)
+        plain = {**definition, "added_tokens": [], "post_processor": None}
+        try:
+            self._plain = Tokenizer.from_str(json.dumps(plain))
+        except Exception as error:  # the library raises bare Exception
+            raise FrontendError(f"tokenizer.json cannot be used: {error}") from error
+        self.added = {token.id: token for token in added}
+        self._id_of_control = {token.text: token.id for token in added}
+        self.token_bytes = _token_bytes(definition, self.added)
+        self.longest_token_bytes = max(len(value) for value in self.token_bytes.values())
+        self._check_plain_text_is_plain()
+
+    @classmethod
+    def load(cls, directory: Path) -> ChatTokenizer:
+        """Read ``tokenizer.json`` and the ``added_tokens_decoder`` of ``tokenizer_config.json``."""
+        path = directory / "tokenizer.json"
+        definition = read_json_object(path)
+        added = {
+            int(entry["id"]): AddedToken(int(entry["id"]), entry["content"], bool(entry.get("special", False)))
+            for entry in definition.get("added_tokens") or ()
+        }
+        config_path = directory / "tokenizer_config.json"
+        if config_path.exists():
+            for token_id, entry in (read_json_object(config_path).get("added_tokens_decoder") or {}).items():
+                added.setdefault(
+                    int(token_id), AddedToken(int(token_id), entry["content"], bool(entry.get("special", False)))
+                )
+        return cls(definition, tuple(added.values()))
+
+    @property
+    def control_spellings(self) -> frozenset[str]:
+        return frozenset(self._id_of_control)
+
+    def id_of(self, spelling: str) -> int | None:
+        """The id of a control token, or None when this tokenizer has no such token."""
+        return self._id_of_control.get(spelling)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ordinary text; spellings of control tokens in it are encoded as text."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_rendered(self, rendered: str, marks: ControlTokenMarks) -> list[int]:
+        """A rendered template: marked spellings become control tokens, everything between them is ordinary text.
+
+        Equal to encoding the visible text whole when no caller wrote a control-token spelling, because the library
+        also cuts at added tokens before it applies anything else.
+        """
+        ids: list[int] = []
+        for text, is_control in marks.split(rendered):
+            if is_control:
+                ids.append(self._id_of_control[text])
+            else:
+                ids.extend(self.encode_text(text))
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The whole text of ids, special tokens included; incomplete UTF-8 becomes U+FFFD."""
+        return b"".join(self.token_bytes.get(token_id, b"") for token_id in token_ids).decode("utf-8", "replace")
+
+    def _check_plain_text_is_plain(self) -> None:
+        for spelling, token_id in self._id_of_control.items():
+            if token_id in self.encode_text(spelling):
+                raise FrontendError(f"tokenizer.json: plain text can produce the control token {spelling!r}")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model directory; raises FrontendError."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_TOKENIZER_BYTES:
+            raise FrontendError(f"{path}: {size} bytes, at most {MAX_TOKENIZER_BYTES} are read")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FrontendError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise FrontendError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise FrontendError(f"{path}: a JSON object is needed")
+    return content
+
+
+def _require_byte_level(definition: dict[str, Any]) -> None:
+    model = definition.get("model") or {}
+    decoder = definition.get("decoder") or {}
+    steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
+    if model.get("type", "BPE") != "BPE" or [step.get("type") for step in steps] != ["ByteLevel"]:
+        raise FrontendError("tokenizer.json: a byte-level BPE (model BPE, decoder ByteLevel) is needed")
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The inverse of the byte-level alphabet: printable Latin-1 stands for itself, the rest starts at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(value): value for value in printable}
+    others = (value for value in range(0x100) if chr(value) not in table)
+    table.update({chr(0x100 + index): value for index, value in enumerate(others)})
+    return table
+
+
+def _token_bytes(definition: dict[str, Any], added: dict[int, AddedToken]) -> dict[int, bytes]:
+    byte_of = _byte_of_char()
+    table: dict[int, bytes] = {}
+    for text, token_id in definition["model"]["vocab"].items():
+        try:
+            table[token_id] = bytes(byte_of[char] for char in text)
+        except KeyError:  # not written in the byte-level alphabet: the library shows it as it is
+            table[token_id] = text.encode()
+    for token in added.values():
+        table[token.id] = token.text.encode()
+    return table
