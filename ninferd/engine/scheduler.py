@@ -129,8 +129,9 @@ class Scheduler:
     def _cannot_delay(self, blockade: _Blockade, candidate: Sequence) -> bool:
         """Once the donors are gone, do the head, all who passed it, and the candidate fit together?
 
-        Admitted sequences never grow, so the proof needs no estimate of time.
+        Admitted sequences never grow, so the proof needs no estimate of time. A lane is certain: whoever passes the
+        head does so while a donor still holds one.
         """
         borrowers = [sequence for sequence in self.active if sequence not in blockade.donors]
         pages = sum(s.entitlement.pages for s in (blockade.head, candidate, *borrowers))
-        return len(borrowers) + 2 <= self._lanes and pages <= self._pool.capacity
+        return pages <= self._pool.capacity
