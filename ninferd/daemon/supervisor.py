@@ -52,6 +52,8 @@ class SupervisorObserver(Protocol):
 
     def engine_status(self, text: str) -> None: ...
 
+    def engine_restarted(self) -> None: ...
+
 
 class Supervisor:
     """``EngineClient`` over the child process. All methods belong to one event loop."""
@@ -240,8 +242,8 @@ class Supervisor:
             except EngineLoadError as error:
                 how = str(error)
             else:
-                self._observer.engine_status("serving again after an engine restart")
                 logger.warning("engine restarted | %d requests resumed", len(self._requests))
+                self._observer.engine_restarted()
                 return
         self._give_up(how)
 

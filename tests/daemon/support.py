@@ -48,6 +48,9 @@ class Observer:
     def engine_status(self, text: str) -> None:
         self.texts.append(text)
 
+    def engine_restarted(self) -> None:
+        self.texts.append("restarted")
+
 
 class Reader:
     """Collects the events of one request in the background."""

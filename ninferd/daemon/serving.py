@@ -1,0 +1,48 @@
+"""What the daemon serves with at one moment, and how it is made from the configuration files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ninferd.api.auth import ApiKeys
+from ninferd.api.context import ConfigStatus
+from ninferd.chat.frontend import ChatFrontend
+from ninferd.config.availability import unavailable
+from ninferd.config.layers import ConfigSources, ResolvedConfig, load
+from ninferd.config.reload import Change
+from ninferd.config.schema import Settings
+from ninferd.daemon.api_keys import load_api_keys
+from ninferd.errors import InputError
+from ninferd.weights.locate import artifact_directory
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Everything that a reload replaces, as one object."""
+
+    resolved: ResolvedConfig  # as loaded from the files
+    settings: Settings  # the same with ``process`` keys as they were at start
+    frontend: ChatFrontend
+    api_keys: ApiKeys
+    status: ConfigStatus
+    pending: tuple[Change, ...] = ()  # ``process`` keys that wait for a restart
+
+
+def load_config(sources: ConfigSources) -> ResolvedConfig:
+    """Read and check the configuration, this build's limits included. Raises InputError with one line per problem."""
+    resolved = load(sources)
+    problems = unavailable(resolved)
+    if problems:
+        raise InputError("\n".join(problems))
+    return resolved
+
+
+def load_frontend(settings: Settings) -> ChatFrontend:
+    return ChatFrontend.load(artifact_directory(settings.model.artifact), settings)
+
+
+def first_serving(resolved: ResolvedConfig) -> Serving:
+    """State at start. Raises InputError for a template, tokenizer or key file that cannot be used."""
+    settings = resolved.settings
+    status = ConfigStatus(generation=1, profile=resolved.profile)
+    return Serving(resolved, settings, load_frontend(settings), load_api_keys(settings), status)
