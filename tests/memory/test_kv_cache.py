@@ -1,0 +1,105 @@
+"""Address spaces and page tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ninferd.memory.errors import InvariantError
+from ninferd.memory.geometry import KVGeometry
+from ninferd.memory.kv_cache import AddressSpace, KVCache
+
+GEOMETRY = KVGeometry(attention_layers=2, kv_heads=1, head_dim=4, element_bytes=4)
+
+
+def _cache(*, pages: int = 8, rows: int = 3, columns: int = 4) -> KVCache:
+    return KVCache(GEOMETRY, pages, rows, columns, torch.device("cpu"), torch.float32)
+
+
+def _open(cache: KVCache, tokens: int) -> AddressSpace:
+    space = cache.open(tokens)
+    assert space is not None
+    return space
+
+
+def test_tensor_has_the_layout_of_the_models_batch() -> None:
+    cache = _cache()
+    assert cache.tensor.shape == (8, 2, 2, 1, 64, 4)
+    assert cache.tensor[0].nbytes == GEOMETRY.page_bytes
+    assert cache.tensor[0].is_contiguous()
+
+
+def test_pages_are_mapped_as_positions_come() -> None:
+    cache = _cache()
+    space = _open(cache, 200)
+    assert (len(space.pages), space.reserved_pages) == (0, 4)
+    space.ensure_mapped(1)
+    assert (len(space.pages), space.reserved_pages) == (1, 3)
+    space.ensure_mapped(64)
+    assert len(space.pages) == 1
+    space.ensure_mapped(129)
+    assert len(space.pages) == 3
+    cache.check()
+
+
+def test_mapping_beyond_the_entitlement_is_a_logic_error() -> None:
+    space = _open(_cache(), 64)
+    with pytest.raises(InvariantError):
+        space.ensure_mapped(65)
+
+
+def test_slot_mapping_and_page_table_agree_with_the_pages() -> None:
+    cache = _cache()
+    other = _open(cache, 64)
+    other.ensure_mapped(64)
+    space = _open(cache, 130)
+    space.ensure_mapped(130)
+    positions = np.array([0, 63, 64, 129])
+    pages = space.pages.tolist()
+    slots = cache.slot_mapping(np.array(space.row), positions)
+    assert slots.tolist() == [pages[0] * 64, pages[0] * 64 + 63, pages[1] * 64, pages[2] * 64 + 1]
+    table = cache.page_table(torch.tensor([space.row, other.row]), 3)
+    assert table.dtype == torch.int32
+    assert table.tolist() == [pages, [*other.pages.tolist(), 0, 0]]
+
+
+def test_admission_needs_pages_and_a_row() -> None:
+    cache = _cache(pages=5, rows=2)
+    first = _open(cache, 256)
+    assert cache.open(128) is None  # 1 page left
+    second = _open(cache, 64)
+    assert cache.open(0) is None  # no row left
+    first.release()
+    second.release()
+    cache.check()
+    assert cache.pool.available == 5
+
+
+def test_longer_than_a_page_table_is_a_callers_error() -> None:
+    with pytest.raises(ValueError, match="257 tokens need 5 pages, a page table has 4"):
+        _cache().open(257)
+
+
+def test_release_clears_the_table_and_scrub_the_bytes() -> None:
+    cache = _cache()
+    space = _open(cache, 128)
+    space.ensure_mapped(128)
+    cache.tensor[torch.from_numpy(space.pages.astype(np.int64))] = float("nan")
+    row = space.row
+    space.release(scrub=True)
+    assert not bool(cache.tensor.isnan().any())
+    assert cache.page_table(torch.tensor([row]), 4).tolist() == [[0, 0, 0, 0]]
+    cache.check()
+
+
+def test_a_space_cannot_be_released_twice() -> None:
+    space = _open(_cache(), 64)
+    space.release()
+    with pytest.raises(InvariantError, match="row"):
+        space.release()
+
+
+def test_geometry_and_dtype_must_agree() -> None:
+    with pytest.raises(ValueError, match="4 bytes per element"):
+        KVCache(GEOMETRY, 1, 1, 1, torch.device("cpu"), torch.bfloat16)
