@@ -64,6 +64,13 @@ def _walk(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[KeySpec]:
             yield from _walk(table, (*path, name))
 
 
+def _tables(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in model.model_fields.items():
+        if table := _model_of(field.annotation):
+            yield prefix + name, table
+            yield from _tables(table, f"{prefix}{name}.")
+
+
 def _spec(path: tuple[str, ...], field: FieldInfo) -> KeySpec:
     extra = cast("dict[str, dict[str, Any]]", field.json_schema_extra)
     return KeySpec(
@@ -78,9 +85,8 @@ def _spec(path: tuple[str, ...], field: FieldInfo) -> KeySpec:
 
 
 KEYS: Mapping[str, KeySpec] = MappingProxyType({spec.name: spec for spec in _walk(Settings, ())})
-GROUPS: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {name: table for name, field in Settings.model_fields.items() if (table := _model_of(field.annotation))}
-)
+TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(dict(_tables(Settings, "")))
+"""Every TOML table by its dotted name."""
 
 
 def takes_only_text(spec: KeySpec) -> bool:

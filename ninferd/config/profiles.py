@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from pathlib import Path
 
 import ninferd
@@ -15,9 +14,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def shipped_profiles_dir() -> Path:
-    """``profiles/`` of the source tree, or where the wheel installs it."""
-    source_tree = Path(ninferd.__file__).resolve().parents[1] / "profiles"
-    return source_tree if source_tree.is_dir() else Path(sysconfig.get_path("data")) / "share/ninferd/profiles"
+    """``profiles/`` inside the installed package, or at the top of the source tree, from where the wheel takes it."""
+    package = Path(ninferd.__file__).resolve().parent
+    installed = package / "profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
 
 
 def profile_chain(name: str, asked_by: Origin, profiles_dir: Path) -> list[Document]:

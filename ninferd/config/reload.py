@@ -59,20 +59,19 @@ class ConfigDiff:
 
 def diff(old: Settings, new: Settings) -> ConfigDiff:
     """Keys whose values differ, secrets included."""
-    changes = [
-        change(spec, spec.value(old), spec.value(new)) for spec in KEYS.values() if spec.value(old) != spec.value(new)
-    ]
-    return by_class(changes)
+    changed = [spec for spec in KEYS.values() if spec.value(old) != spec.value(new)]
 
-
-def by_class(changes: list[Change]) -> ConfigDiff:
     def of(reload: Reload) -> tuple[Change, ...]:
-        return tuple(change for change in changes if change.reload == reload)
+        return tuple(change(spec, spec.value(old), spec.value(new)) for spec in changed if spec.reload == reload)
 
     return ConfigDiff(of("live"), of("engine"), of("process"))
 
 
 def change(spec: KeySpec, old: Any, new: Any) -> Change:
     """A change of one key with the reason text of its class."""
-    reason = RESTART_REASONS[spec.name] if spec.reload == "process" else _REASONS[spec.reload]
-    return Change(spec.name, plain(old), plain(new), spec.reload, reason)
+    return Change(spec.name, plain(old), plain(new), spec.reload, reason_for(spec))
+
+
+def reason_for(spec: KeySpec) -> str:
+    """What a reload does with a changed value of the key, or why it cannot."""
+    return RESTART_REASONS[spec.name] if spec.reload == "process" else _REASONS[spec.reload]

@@ -16,7 +16,8 @@ from ninferd.config.files import read_bounded
 from ninferd.config.keys import ENV_PREFIX, KEYS
 from ninferd.config.layers import ConfigSources, ResolvedConfig
 from ninferd.config.origin import ConfigError, Problem
-from ninferd.config.reload import Change
+from ninferd.config.reload import Change, change
+from ninferd.config.schema import Settings
 
 FILE_NAME = "effective.json"
 _FILE_MODE = 0o640
@@ -56,6 +57,11 @@ class RunningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: dict[str, Any]
     pending_restart: dict[str, str]  # key -> why a reload could not apply it
     sources: RunningSources
+
+    def changes_to(self, settings: Settings) -> list[Change]:
+        """Keys whose value would differ under ``settings``. Secrets are not compared: they are not recorded here."""
+        wanted = ((spec, plain(spec.value(settings))) for spec in KEYS.values() if not spec.secret)
+        return [change(spec, self.values[spec.name], new) for spec, new in wanted if self.values[spec.name] != new]
 
     def is_alive(self) -> bool:
         """Whether the process that wrote this still runs; a reused pid does not count."""

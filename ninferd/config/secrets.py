@@ -21,12 +21,14 @@ _KEY = re.compile(r"[!-~]{1,4096}")  # what an HTTP header can carry
 
 
 class ApiKeys:
-    """Accepted keys by label. Without any the API is open."""
+    """Accepted keys by label; with none the API is open. Holds digests only."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._digests = {label: _digest(key) for label, key in keys.items()}
 
-    def __bool__(self) -> bool:
+    @property
+    def required(self) -> bool:
+        """Whether a client must present a key."""
         return bool(self._digests)
 
     def __repr__(self) -> str:

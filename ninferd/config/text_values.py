@@ -13,6 +13,8 @@ from ninferd.config.toml_lines import KeyPath
 RESERVED_VARIABLES = ("NINFERD_CONFIG", "NINFERD_PROFILE")
 """Variables with the prefix that are no configuration keys: the base file and the profile."""
 
+ARGV_REFUSAL = "not accepted on the command line, where every user can read it; use server.api_keys_file"
+
 _BY_ENV: Mapping[str, KeySpec] = {spec.env: spec for spec in KEYS.values()}
 
 Assigned = tuple[dict[str, Any], dict[KeyPath, Origin], list[Problem]]
@@ -62,8 +64,7 @@ def from_overrides(overrides: Iterable[tuple[str, str]]) -> Assigned:
         if spec is None:
             problems.append(Problem(str(origin), name, "unknown key" + hint(name)))
         elif spec.secret:
-            reason = "not accepted on the command line, where every user can read it; use server.api_keys_file"
-            problems.append(Problem(str(origin), name, reason))
+            problems.append(Problem(str(origin), name, ARGV_REFUSAL))
         else:
             _assign(tree, origins, spec, text, origin)
     return tree, origins, problems

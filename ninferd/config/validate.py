@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ninferd.config.describe import shown
-from ninferd.config.keys import GROUPS, KEYS, KeySpec, closest, hint
+from ninferd.config.keys import KEYS, TABLES, KeySpec, closest, hint
 from ninferd.config.origin import Origin, Problem
 from ninferd.config.schema import Settings
 from ninferd.config.toml_lines import KeyPath
@@ -79,7 +79,7 @@ def _suggestion(path: str) -> str:
 
 
 def _table_hint(name: str) -> str:
-    known = closest(name, GROUPS)
+    known = closest(name, TABLES)
     return f"; did you mean [{known}]?" if known else hint(name)
 
 
