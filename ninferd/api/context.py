@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ninferd.api.auth import ApiKeys
+from ninferd.api.errors import refusal_of_state
 from ninferd.api.limits import InFlightRequests
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.schema import Settings
 from ninferd.engine.client import EngineClient
+from ninferd.engine.messages import EngineInfo
 
 
 @dataclass(frozen=True)
@@ -36,3 +38,19 @@ class ApiContext:
     api_keys: Callable[[], ApiKeys]
     config_status: Callable[[], ConfigStatus]
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
+
+    def serving_engine(self) -> EngineInfo:
+        """Facts of the engine that requests can be given to (during a restart they wait); raises ApiError if none."""
+        info, state = self.engine.info, self.engine.state
+        if info is None and state != "failed":
+            state = "loading"
+        refusal = refusal_of_state(state)
+        if refusal is not None:
+            raise refusal
+        assert info is not None
+        return info
+
+    def max_in_flight(self) -> int:
+        """Generation requests held at once: running and waiting."""
+        settings = self.settings()
+        return settings.engine.max_concurrency + settings.queue.max_pending
