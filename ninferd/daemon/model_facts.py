@@ -38,6 +38,7 @@ class ModelFacts:
     value_heads: int
     key_head_dim: int
     value_head_dim: int
+    max_position_embeddings: int
 
 
 def read_model_facts(directory: Path) -> ModelFacts:
@@ -66,6 +67,7 @@ def read_model_facts(directory: Path) -> ModelFacts:
         value_heads=value_heads,
         key_head_dim=key_head_dim,
         value_head_dim=value_head_dim,
+        max_position_embeddings=text.count("max_position_embeddings"),
     )
 
 

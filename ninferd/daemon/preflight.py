@@ -96,11 +96,12 @@ class PreflightReport:
 def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int = 0) -> PreflightReport:
     """Check artifact, device and memory.
 
-    ``reclaimable_bytes`` is what the engine that is to be replaced will give back. Raises InputError for an artifact
-    or a device that cannot be used and CapacityError, with the numbers, where it cannot fit.
+    ``reclaimable_bytes`` is what the engine that is to be replaced will give back. Raises InputError for an artifact,
+    a context length or a device that cannot be used and CapacityError, with the numbers, where it cannot fit.
     """
     directory = artifact_directory(settings.model.artifact)
     model = read_model_facts(directory)
+    _require_context(settings, model)
     device = choose_device(settings, machine)
     available = (machine.host.available_bytes if device is None else device.free_bytes) + reclaimable_bytes
     element_bytes = _weight_element_bytes(settings, model, device)
@@ -155,6 +156,15 @@ def state_geometry(model: ModelFacts, conv_element_bytes: int) -> StateGeometry:
 def torch_has_cuda() -> bool:
     """Whether the installed torch is not a CPU build, without importing it."""
     return not importlib.metadata.version("torch").endswith("+cpu")
+
+
+def _require_context(settings: Settings, model: ModelFacts) -> None:
+    longest = int(model.max_position_embeddings * settings.engine.rope_scaling_factor)
+    if settings.engine.max_context > longest:
+        raise InputError(
+            f"engine.max_context is {settings.engine.max_context} tokens, this model reaches {longest} "
+            f"({model.max_position_embeddings} positions x engine.rope_scaling_factor)"
+        )
 
 
 def _weight_element_bytes(settings: Settings, model: ModelFacts, device: GpuDevice | None) -> int:

@@ -12,7 +12,7 @@ from typing import Protocol
 from ninferd.config.layers import ConfigSources
 from ninferd.config.reload import Change, ConfigDiff, diff
 from ninferd.config.schema import Settings
-from ninferd.daemon.api_keys import load_api_keys
+from ninferd.config.secrets import load_api_keys
 from ninferd.daemon.serving import Serving, load_config, load_frontend
 from ninferd.errors import NinferError
 
@@ -88,7 +88,7 @@ class Reloader:
         changes = diff(running, resolved.settings)
         settings = keep_process_values(running, resolved.settings, changes.process)
         # Files that keys point to are read again even if no key changed.
-        api_keys = await asyncio.to_thread(load_api_keys, settings)
+        api_keys = await asyncio.to_thread(load_api_keys, settings.server, self._sources.env)
         frontend = await asyncio.to_thread(load_frontend, settings)
         if changes.engine:
             await asyncio.to_thread(self._preflight, settings)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ninferd.api.auth import ApiKeys
 from ninferd.api.context import ConfigStatus
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.availability import unavailable
 from ninferd.config.layers import ConfigSources, ResolvedConfig, load
 from ninferd.config.reload import Change
 from ninferd.config.schema import Settings
-from ninferd.daemon.api_keys import load_api_keys
+from ninferd.config.secrets import ApiKeys, load_api_keys
 from ninferd.errors import InputError
 from ninferd.weights.locate import artifact_directory
 
@@ -45,4 +44,6 @@ def first_serving(resolved: ResolvedConfig) -> Serving:
     """State at start. Raises InputError for a template, tokenizer or key file that cannot be used."""
     settings = resolved.settings
     status = ConfigStatus(generation=1, profile=resolved.profile)
-    return Serving(resolved, settings, load_frontend(settings), load_api_keys(settings), status)
+    return Serving(
+        resolved, settings, load_frontend(settings), load_api_keys(settings.server, resolved.sources.env), status
+    )
