@@ -19,10 +19,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from pydantic import ValidationError
+
 from ninferd.config.schema import Settings
 from ninferd.engine import frames
 from ninferd.engine.messages import Command, Configure, EngineEvent, EngineFailed, EngineReady, LogLine, Shutdown
-from ninferd.errors import NinferError
+from ninferd.errors import InputError, NinferError
 
 EXIT_FAILED: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
@@ -82,9 +84,7 @@ def serve(channel: Channel, commands: queue.SimpleQueue[Command]) -> int:
     if isinstance(command, Shutdown):
         return 0
     try:
-        if not isinstance(command, Configure):
-            raise frames.FrameError(f"the first frame must be configure, got {type(command).__name__}")
-        settings = Settings.model_validate_json(command.settings_json)
+        settings = _settings_of(command)
         from ninferd.engine.build import build_engine  # torch loads here: a bad first frame is answered at once
         from ninferd.engine.loop import EngineLoop
 
@@ -99,6 +99,18 @@ def serve(channel: Channel, commands: queue.SimpleQueue[Command]) -> int:
         channel.send([EngineFailed(f"{type(error).__name__}: {error}")])
         return EXIT_FAILED
     return 0
+
+
+def _settings_of(command: Command) -> Settings:
+    """The configuration in the first frame; error texts never carry its values."""
+    if not isinstance(command, Configure):
+        raise frames.FrameError(f"the first frame must be configure, got {type(command).__name__}")
+    try:
+        return Settings.model_validate_json(command.settings_json)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        listed = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
+        raise InputError(f"settings from the main process: {listed}") from None
 
 
 def main(argv: list[str] | None = None) -> int:
