@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 5.0  # longest time between two looks at the engine's health
 EXTEND_S = 60.0  # what start, reload or stop may still take, as of every tick
+SAME_STOP_S = 1.0  # a launcher may pass on the Ctrl-C that the terminal already sent to this process
 SILENCE_S = 15.0  # without a watchdog: heartbeat age from which the engine is reported as stuck
 
 
@@ -102,7 +103,9 @@ class Daemon:
         )
         self._running_file = Path(serving.settings.daemon.runtime_dir) / FILE_NAME
         self._stop = asyncio.Event()
+        self._stopped_at_s = 0.0
         self._close_listener = asyncio.Event()
+        self._loading_text = ""
         self._loading_stage = ""
         self._was_alive = True
         self._exit_status = 0
@@ -173,9 +176,12 @@ class Daemon:
     # What the supervisor and the reloader report.
 
     def loading(self, progress: LoadProgress) -> None:
-        text = progress_text(progress)
-        self._notifier.status(text)
         self._console.set_footer(progress_bar(progress))
+        text = progress_text(progress)
+        if text == self._loading_text:  # many reports per percent; systemd needs one
+            return
+        self._loading_text = text
+        self._notifier.status(text)
         if progress.stage != self._loading_stage and not self._console.is_terminal:
             logger.info("%s", text)
         self._loading_stage = progress.stage
@@ -227,11 +233,15 @@ class Daemon:
         loop.add_signal_handler(signal.SIGUSR1, self._log_stats)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if self._stop.is_set() and now_s - self._stopped_at_s < SAME_STOP_S:
+            return
         if self._stop.is_set():
             logger.critical("second stop signal (%s): exiting at once", number.name)
             self._supervisor.kill_child()
             os._exit(128 + number)
         logger.info("%s: stopping", number.name)
+        self._stopped_at_s = now_s
         self._stop.set()
 
     def _log_stats(self) -> None:

@@ -1,0 +1,174 @@
+"""A real daemon in a child process, with a notify socket in place of systemd."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ninferd.weights.locate import artifact_directory
+
+NINFERD = Path(sys.executable).with_name("ninferd")
+WAIT_S = 60.0  # only a broken daemon takes this long
+
+
+class DaemonProcess:
+    """``ninferd run`` over a configuration of its own; use as a context manager."""
+
+    def __init__(
+        self, directory: Path, config: str, env: Mapping[str, str] | None = None, port: int | None = None
+    ) -> None:
+        directory.mkdir(exist_ok=True)
+        self.port = free_port() if port is None else port
+        self.config = directory / "ninferd.toml"
+        self.write_config(config)
+        self.runtime_dir = directory / "run"
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(directory / "notify"))
+        self._datagrams: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.notified: list[str] = []
+        self._process = subprocess.Popen(
+            [NINFERD, "run", "--config", self.config, "--port", str(self.port)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._environment(directory), **(env or {})},
+        )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.log: list[str] = []
+        threading.Thread(target=self._read_log, daemon=True).start()
+        # Always read, as PID 1 does: a full socket would hold up the daemon.
+        threading.Thread(target=self._read_notify, daemon=True).start()
+
+    def _environment(self, directory: Path) -> dict[str, str]:
+        return {
+            "NOTIFY_SOCKET": str(directory / "notify"),
+            "RUNTIME_DIRECTORY": str(self.runtime_dir),
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
+        }
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_notify(self) -> None:
+        with self._notify:
+            while datagram := self._notify.recv(1 << 16):
+                self._datagrams.put(datagram.decode())
+
+    def __enter__(self) -> DaemonProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._notify.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def write_config(self, text: str) -> None:
+        self.config.write_text(text)
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait_log(self, text: str) -> str:
+        """The next line of the log with ``text`` in it."""
+        while True:
+            line = self._lines.get(timeout=WAIT_S)
+            assert line is not None, f"the daemon ended without saying {text!r}:\n" + "\n".join(self.log)
+            self.log.append(line)
+            if text in line:
+                return line
+
+    def wait_notify(self, text: str) -> str:
+        """The next datagram with ``text`` in it; the ones before it are kept in ``notified``."""
+        while True:
+            datagram = self._datagrams.get(timeout=WAIT_S)
+            self.notified.append(datagram)
+            if text in datagram:
+                return datagram
+
+    def wait_exit(self) -> int:
+        return self._process.wait(WAIT_S)
+
+    def drain_log(self) -> str:
+        """The rest of the log of a daemon that has ended, after what was waited for."""
+        while (line := self._lines.get(timeout=WAIT_S)) is not None:
+            self.log.append(line)
+        return "\n".join(self.log)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON body of a GET."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = json.loads(response.read())
+        connection.close()
+        return response.status, body
+
+    @contextmanager
+    def stream(self, max_tokens: int) -> Iterator[Iterator[str]]:
+        """``data:`` payloads of a streamed chat answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        body = {"model": "endless", "stream": True, "max_tokens": max_tokens, "temperature": 0}
+        messages = [{"role": "user", "content": "Hello"}]
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps({**body, "messages": messages}),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            yield _payloads(connection.getresponse())
+        finally:
+            connection.close()
+
+    @property
+    def child_pid(self) -> int:
+        """The engine child."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+
+def _payloads(response: http.client.HTTPResponse) -> Iterator[str]:
+    assert response.status == 200, response.read()
+    for line in response:
+        if line.startswith(b"data: "):
+            yield line.removeprefix(b"data: ").decode().strip()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def endless_model(directory: Path) -> Path:
+    """The embedded model with an end token that it never produces, so that a stream lasts as long as asked for."""
+    shutil.copytree(artifact_directory("embedded:ninfer-tiny"), directory)
+    path = directory / "generation_config.json"
+    unused_id = json.loads((directory / "config.json").read_text())["vocab_size"] - 1
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": unused_id}))
+    return directory
