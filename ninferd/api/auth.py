@@ -6,8 +6,6 @@ from starlette.datastructures import Headers
 
 from ninferd.config.secrets import ApiKeys
 
-__all__ = ["ApiKeys", "is_authorised", "presented_key"]
-
 
 def presented_key(headers: Headers) -> str | None:
     """The key of ``Authorization: Bearer KEY`` (scheme in any case) or of ``x-api-key``."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ninferd.api.auth import ApiKeys
 from ninferd.api.errors import refusal_of_state
 from ninferd.api.limits import InFlightRequests
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.schema import Settings
+from ninferd.config.secrets import ApiKeys
 from ninferd.engine.client import EngineClient
 from ninferd.engine.messages import EngineInfo
 

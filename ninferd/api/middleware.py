@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ninferd import __version__
-from ninferd.api.auth import ApiKeys, is_authorised
+from ninferd.api.auth import is_authorised
 from ninferd.api.context import ApiContext
 from ninferd.api.errors import ApiError
 
@@ -66,14 +66,14 @@ class KeyCheck:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope) or is_authorised(self._keys(), Headers(scope=scope)):
+        if scope["type"] != "http" or self._is_open(scope) or self._is_authorised(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
         await error.response(retry_after=False)(scope, receive, send)
 
-    def _keys(self) -> ApiKeys:
-        return self._context.api_keys()
+    def _is_authorised(self, scope: Scope) -> bool:
+        return is_authorised(self._context.api_keys(), Headers(scope=scope))
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
