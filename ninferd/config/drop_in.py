@@ -16,7 +16,7 @@ from ninferd.config.files import parse_document, read_document
 from ninferd.config.keys import KEYS, KeySpec, hint
 from ninferd.config.layers import ConfigSources, ResolvedConfig, load
 from ninferd.config.text_values import ARGV_REFUSAL, parse_text
-from ninferd.errors import InputError
+from ninferd.errors import InputError, NinferError
 
 FILE_NAME = "50-ninferd-set.toml"
 _HEADER = "# Kept by `ninferd config set`, which rewrites it: comments made here are lost.\n"
@@ -40,7 +40,7 @@ class SetResult:
 def set_value(sources: ConfigSources, name: str, text: str) -> SetResult:
     """Set one key in the drop-in if the whole configuration stays valid; else nothing is touched.
 
-    Raises InputError (ConfigError with all problems) or OSError.
+    Raises InputError (ConfigError with all problems), or NinferError if the file cannot be written.
     """
     spec = _settable(name)
     path = sources.conf_dir / FILE_NAME
@@ -51,8 +51,11 @@ def set_value(sources: ConfigSources, name: str, text: str) -> SetResult:
     value = spec.value(result.resolved.settings)
     if not is_available(spec, value):
         raise InputError(f"{name} = {toml_text(value)}: not available in this build")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.encode(), _FILE_MODE)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.encode(), _FILE_MODE)
+    except OSError as error:
+        raise NinferError(f"{path}: cannot be written: {error.strerror}") from error
     return result
 
 

@@ -7,7 +7,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class Document:
     """One parsed file."""
 
     path: Path
-    tree: Mapping[str, Any]
+    tree: Mapping[str, Any] = field(repr=False)  # may hold secrets
     lines: Mapping[KeyPath, int]
 
 

@@ -96,12 +96,22 @@ def takes_only_text(spec: KeySpec) -> bool:
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that ``name`` was probably meant to be."""
-    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.75)
     return matches[0] if matches else None
 
 
 def hint(name: str) -> str:
-    """Text to append to "unknown key": the key that was probably meant, else nothing."""
-    by_last_part = {spec.path[-1]: spec.name for spec in KEYS.values()}
-    known = closest(name, KEYS) or by_last_part.get(name.rsplit(".", 1)[-1])
+    """Text to append to "unknown key": the key that was probably meant, else nothing.
+
+    The same name in another table is likelier than a similar name.
+    """
+    by_last_part = {spec.path[-1]: spec.name for spec in reversed([*KEYS.values()])}
+    last_part = name.rsplit(".", 1)[-1]
+    known = by_last_part.get(last_part) or closest(name, KEYS)
     return f"; did you mean {known}?" if known else ""
+
+
+def table_hint(name: str) -> str:
+    """Text to append to "unknown table"."""
+    known = closest(name, (table for table in TABLES if table.count(".") == name.count(".")))
+    return f"; did you mean [{known}]?" if known else ""

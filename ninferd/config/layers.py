@@ -7,7 +7,7 @@ line. Tables merge deeply; arrays and scalars replace.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ninferd.config import rules
@@ -32,7 +32,7 @@ class ConfigSources:
     profile: str | None  # as asked for on the command line
     profiles_dir: Path
     conf_dir: Path
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)  # may hold secrets
     overrides: tuple[tuple[str, str], ...] = ()  # (key, value as TOML text); a later one wins
     base_file_required: bool = False  # else a missing base file is an empty one
 
@@ -43,7 +43,7 @@ class ResolvedConfig:
 
     sources: ConfigSources
     settings: Settings
-    layers: tuple[Layer, ...]  # lowest first
+    layers: tuple[Layer, ...] = field(repr=False)  # lowest first; raw values, secrets included
     profile: str | None
     files: tuple[Path, ...]  # read, lowest layer first
     warnings: tuple[Problem, ...]

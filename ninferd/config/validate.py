@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ninferd.config.describe import shown
-from ninferd.config.keys import KEYS, TABLES, KeySpec, closest, hint
+from ninferd.config.keys import KEYS, KeySpec, hint, table_hint
 from ninferd.config.origin import Origin, Problem
 from ninferd.config.schema import Settings
 from ninferd.config.toml_lines import KeyPath
@@ -20,7 +20,7 @@ from ninferd.config.toml_lines import KeyPath
 class Layer:
     """Values of one source and where each of them stands."""
 
-    tree: Mapping[str, Any]
+    tree: Mapping[str, Any] = field(repr=False)  # raw values, secrets included
     origins: Mapping[KeyPath, Origin]
     fallback: Origin  # of what has no place of its own
 
@@ -66,21 +66,14 @@ def _structural_reason(details: ErrorDetails) -> str:
     """Of a fault outside every key: something unknown, or a value where a table belongs."""
     path = ".".join(map(str, details["loc"]))
     if details["type"] != "extra_forbidden":
-        return f"expected a table, got {shown(details['input'], secret=True)}"
+        return "expected a table"
     if path == "profile":
         return "profile is chosen in the base file only"
     if path == "extends":
         return "only a profile extends another one"
-    return f"unknown {'key' if '.' in path or not isinstance(details['input'], dict) else 'table'}{_suggestion(path)}"
-
-
-def _suggestion(path: str) -> str:
-    return hint(path) if "." in path else _table_hint(path)
-
-
-def _table_hint(name: str) -> str:
-    known = closest(name, TABLES)
-    return f"; did you mean [{known}]?" if known else hint(name)
+    if isinstance(details["input"], dict):
+        return f"unknown table{table_hint(path)}"
+    return f"unknown key{hint(path)}"
 
 
 def _spec_at(path: KeyPath) -> KeySpec | None:

@@ -1,0 +1,65 @@
+"""Keys of later features are refused by place, unless at their default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ninferd.config.availability import is_available, unavailable
+from ninferd.config.keys import KEYS
+from ninferd.config.layers import load
+from tests.config.support import MODEL, sources
+
+
+def test_a_later_feature_is_named_with_its_place(tmp_path: Path) -> None:
+    config = sources(
+        tmp_path,
+        MODEL + "[engine]\nkv_dtype = 'nvfp4'\n[tools]\ntolerant = true\n",
+        env={"NINFERD_MONITOR_SAMPLES": "60"},
+        overrides=(("sampling.post_thinking.top_k", "1"),),
+    )
+    assert unavailable(load(config)) == [
+        f'{tmp_path}/ninferd.toml:4: engine.kv_dtype = "nvfp4": not available in this build',
+        f"{tmp_path}/ninferd.toml:6: tools.tolerant = true: not available in this build",
+        "command line: sampling.post_thinking.top_k = 1: not available in this build",
+        "NINFERD_MONITOR_SAMPLES: monitor.samples = 60: not available in this build",
+    ]
+
+
+def test_the_default_of_every_key_is_available(tmp_path: Path) -> None:
+    assert unavailable(load(sources(tmp_path))) == []
+    given = "[tools]\ntolerant = false\n[engine]\nrope_scaling_factor = 1.0\n[cache]\nhost_kv_mib = 8192\n"
+    assert unavailable(load(sources(tmp_path, MODEL + given))) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "available"),
+    [
+        ("engine.kv_dtype", "fp32", True),
+        ("engine.kv_dtype", "fp8", False),
+        ("engine.device", "cpu", True),
+        ("engine.max_context", 64, True),
+        ("engine.cuda_graph", False, True),  # this build captures none anyway
+        ("engine.prefix_reuse", False, True),  # nor does it reuse
+        ("engine.rope_scaling_factor", 2.0, False),
+        ("spec.backend", "mtp", False),
+        ("cache.host_kv_mib", 0, False),
+        ("media.vision", True, False),
+        ("server.stats_port", 9000, False),
+        ("server.drain_s", 5, True),
+        ("responses.store_max_mib", 1, False),
+        ("request_log.path", Path("/x"), False),
+        ("tools.constraints", "auto", False),
+        ("template.normalize", False, False),
+        ("thinking.enabled", False, True),
+        ("sampling.temperature", 0.0, True),
+        ("sampling.post_thinking.temperature", 0.0, False),
+        ("queue.max_pending", 1, True),
+        ("limits.max_request_mib", 1, True),
+        ("log.level", "debug", True),
+        ("daemon.runtime_dir", Path("/x"), True),
+    ],
+)
+def test_what_this_build_has(key: str, value: object, available: bool) -> None:
+    assert is_available(KEYS[key], value) is available
