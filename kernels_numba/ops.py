@@ -12,16 +12,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
 
 
 class PackLinear(Protocol):
-    def __call__(self, weight: Tensor, /) -> Tensor:
-        """``weight [M, K]`` in the order that ``linear`` of the same table wants."""
+    def __call__(self, weight: Tensor, /) -> PackedLinear:
+        """``weight [..., M, K]`` in the order that ``linear`` of the same table wants."""
 
 
 class Linear(Protocol):
-    def __call__(self, x: Tensor, packed: Tensor, /) -> Tensor:
+    def __call__(self, x: Tensor, weight: PackedLinear, /) -> Tensor:
         """``x [N, K]`` times the transpose of a packed weight: ``[N, M]``."""
 
 
@@ -118,10 +118,12 @@ class GatedDelta(Protocol):
 
 
 class MoeExperts(Protocol):
-    def __call__(self, x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int, /) -> Tensor:
+    def __call__(
+        self, x: Tensor, router_logits: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, /
+    ) -> Tensor:
         """The ``top_k`` routed experts of each row of ``x [N, K]``, weighted by renormalised probabilities.
 
-        ``router_logits [N, E]``, ``gate_up [E, 2 I, K]``, ``down [E, K, I]``.
+        ``router_logits [N, E]``; ``gate_up`` packs ``[E, 2 I, K]``, ``down`` packs ``[E, K, I]``.
         """
 
 

@@ -145,7 +145,7 @@ def gated_delta_prefill(
             projected[row], [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
         )
         window = torch.cat([window, conv_input[:, None]], 1)
-        mixed = (window * weights.conv).sum(1)
+        mixed = (window * weights.conv.T).sum(1)
         mixed = mixed * torch.sigmoid(mixed)
         window = window[:, 1:]
         query, key, value = torch.split(mixed, [shape.key_width, shape.key_width, shape.value_width])

@@ -11,6 +11,18 @@ L2_EPS = 1e-6
 
 
 @dataclass(frozen=True)
+class PackedLinear:
+    """A weight matrix, or a stack of them, in the order that its op table wants."""
+
+    data: torch.Tensor
+    outputs: int
+
+    def __getitem__(self, index: int) -> PackedLinear:
+        """One matrix of a stack."""
+        return PackedLinear(self.data[index], self.outputs)
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Head layout of a gated attention layer.
 
@@ -88,7 +100,7 @@ class GatedDeltaShape:
 class GatedDeltaWeights:
     """The small weights of a gated delta rule layer; all float32."""
 
-    conv: torch.Tensor  # [C, kernel]; the last column meets the current token
+    conv: torch.Tensor  # [kernel, C]; the last row meets the current token
     decay_rate: torch.Tensor  # [HV], -exp(A_log)
     dt_bias: torch.Tensor  # [HV]
     norm: torch.Tensor  # [DV]

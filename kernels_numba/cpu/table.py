@@ -1,7 +1,20 @@
 """The CPU op table."""
 
-from dataclasses import replace
+from kernels_numba.cpu import attention, gated_delta, linear, rows
+from kernels_numba.ops import OpTable
+from kernels_numba.routing import routed_experts
 
-from kernels_numba.torch_ops.table import TORCH_OPS
-
-CPU_OPS = replace(TORCH_OPS, name="cpu")
+CPU_OPS = OpTable(
+    name="cpu",
+    pack_linear=linear.pack_linear,
+    linear=linear.linear,
+    rms_norm=rows.rms_norm,
+    add_rms_norm=rows.add_rms_norm,
+    silu_mul=rows.silu_mul,
+    append_kv=attention.append_kv,
+    attention_decode=attention.attention_decode,
+    attention_prefill=attention.attention_prefill,
+    gated_delta_decode=gated_delta.gated_delta_decode,
+    gated_delta_prefill=gated_delta.gated_delta_prefill,
+    moe_experts=routed_experts(linear.linear, rows.silu_mul),
+)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def pack_linear(weight: Tensor) -> Tensor:
-    """The checkpoint's own order, ``[M, K]``."""
-    return weight.contiguous()
+from kernels_numba.shapes import PackedLinear
 
 
-def linear(x: Tensor, packed: Tensor) -> Tensor:
-    return functional.linear(x, packed)
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """The checkpoint's own order, ``[..., M, K]``."""
+    return PackedLinear(weight.contiguous(), weight.shape[-2])
+
+
+def linear(x: Tensor, weight: PackedLinear) -> Tensor:
+    return functional.linear(x, weight.data)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,15 +29,3 @@ def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tup
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     return functional.silu(gate) * up
-
-
-def moe_experts(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
-    """Every chosen expert once, on all of its rows."""
-    probabilities, chosen = router_logits.float().softmax(-1).topk(top_k)
-    probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).to(x.dtype)
-    out = torch.zeros_like(x)
-    for expert in torch.unique(chosen).tolist():
-        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-        hidden = silu_mul(functional.linear(x[rows], gate_up[expert]))
-        out.index_add_(0, rows, functional.linear(hidden, down[expert]) * probabilities[rows, ranks, None])
-    return out

@@ -36,7 +36,7 @@ def gated_delta_decode(
     conv_input, z, b, a = _split(projected, shape)
     window = torch.cat([conv[slots, layer].to(projected.dtype), conv_input[:, :, None]], 2)
     conv[slots, layer] = window[:, :, 1:].to(conv.dtype)
-    mixed = functional.silu((window.float() * weights.conv).sum(2))
+    mixed = functional.silu((window.float() * weights.conv.T).sum(2))
     x = _inputs(mixed, b, a, weights, shape)
     state = recurrent[slots, layer] * x.log_decay.exp()[:, :, None, None]
     predicted = (x.key[:, :, None] @ state).squeeze(2)
@@ -61,7 +61,7 @@ def gated_delta_prefill(
     conv[slots, layer] = window[window.shape[0] - history :].T[None].to(conv.dtype)
     tokens = projected.shape[0]
     mixed = sum(
-        (window[tap : tap + tokens].float() * weights.conv[:, tap] for tap in range(shape.conv_kernel)),
+        (window[tap : tap + tokens].float() * weights.conv[tap] for tap in range(shape.conv_kernel)),
         start=torch.zeros((), device=projected.device),
     )
     x = _inputs(functional.silu(mixed), b, a, weights, shape)

@@ -1,6 +1,7 @@
 """The torch op table."""
 
 from kernels_numba.ops import OpTable
+from kernels_numba.routing import routed_experts
 from kernels_numba.torch_ops import attention, dense, gated_delta
 
 TORCH_OPS = OpTable(
@@ -15,5 +16,5 @@ TORCH_OPS = OpTable(
     attention_prefill=attention.attention_prefill,
     gated_delta_decode=gated_delta.gated_delta_decode,
     gated_delta_prefill=gated_delta.gated_delta_prefill,
-    moe_experts=dense.moe_experts,
+    moe_experts=routed_experts(dense.linear, dense.silu_mul),
 )

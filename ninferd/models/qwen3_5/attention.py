@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels_numba.ops import OpTable
-from kernels_numba.shapes import AttentionNorms, AttentionShape
+from kernels_numba.shapes import AttentionNorms, AttentionShape, PackedLinear
 from ninferd.models.qwen3_5.groups import DecodeGroup, PrefillSpan, SequenceGroups
 
 
@@ -15,8 +15,8 @@ from ninferd.models.qwen3_5.groups import DecodeGroup, PrefillSpan, SequenceGrou
 class AttentionLayer:
     """Weights of one attention layer."""
 
-    in_proj: torch.Tensor  # packed; query | gate | key | value, see AttentionShape
-    out_proj: torch.Tensor  # packed
+    in_proj: PackedLinear  # query | gate | key | value, see AttentionShape
+    out_proj: PackedLinear
     norms: AttentionNorms
     kv_layer: int  # index among the attention layers
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels_numba.ops import OpTable
-from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights, PackedLinear
 from ninferd.models.batch import Caches
 from ninferd.models.qwen3_5.groups import DecodeGroup, PrefillSpan, SequenceGroups
 
@@ -16,8 +16,8 @@ from ninferd.models.qwen3_5.groups import DecodeGroup, PrefillSpan, SequenceGrou
 class GatedDeltaLayer:
     """Weights of one gated delta rule layer."""
 
-    in_proj: torch.Tensor  # packed; conv input | z | b | a, see GatedDeltaShape
-    out_proj: torch.Tensor  # packed
+    in_proj: PackedLinear  # conv input | z | b | a, see GatedDeltaShape
+    out_proj: PackedLinear
     weights: GatedDeltaWeights
     state_layer: int  # index among the gated delta rule layers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels_numba.ops import OpTable, ops_for
-from kernels_numba.shapes import AttentionNorms, GatedDeltaWeights
+from kernels_numba.shapes import AttentionNorms, GatedDeltaWeights, PackedLinear
 from ninferd.models.qwen3_5.attention import AttentionLayer
 from ninferd.models.qwen3_5.config import MoeConfig, TextConfig
 from ninferd.models.qwen3_5.gated_delta import GatedDeltaLayer
@@ -120,8 +120,9 @@ class _Loader:
         b = self._read.take(f"{prefix}in_proj_b.weight", shape.value_heads, hidden)
         a = self._read.take(f"{prefix}in_proj_a.weight", shape.value_heads, hidden)
         out = self._read.take(f"{prefix}out_proj.weight", hidden, shape.value_width)
+        conv = self._read.take_float32(f"{prefix}conv1d.weight", shape.conv_channels, 1, shape.conv_kernel)
         weights = GatedDeltaWeights(
-            conv=self._read.take_float32(f"{prefix}conv1d.weight", shape.conv_channels, 1, shape.conv_kernel)[:, 0],
+            conv=conv[:, 0].T.contiguous(),
             decay_rate=-self._read.take_float32(f"{prefix}A_log", shape.value_heads).exp(),
             dt_bias=self._read.take_float32(f"{prefix}dt_bias", shape.value_heads),
             norm=self._read.take_float32(f"{prefix}norm.weight", shape.value_dim),
@@ -150,13 +151,13 @@ class _Loader:
         shared = self._mlp(f"{prefix}shared_expert.", moe.shared_intermediate_size)
         return MoeLayer(self._packed(router, shared_gate), gate_up, down, shared, moe.experts_per_token)
 
-    def _experts(self, prefix: str, moe: MoeConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    def _experts(self, prefix: str, moe: MoeConfig) -> tuple[PackedLinear, PackedLinear]:
         """Stacked as the official checkpoints have them, or one by one as transformers saves them."""
         hidden, intermediate = self._config.hidden_size, moe.intermediate_size
         if self._read.has(f"{prefix}gate_up_proj"):
             return (
-                self._read.take(f"{prefix}gate_up_proj", moe.num_experts, 2 * intermediate, hidden),
-                self._read.take(f"{prefix}down_proj", moe.num_experts, hidden, intermediate),
+                self._packed(self._read.take(f"{prefix}gate_up_proj", moe.num_experts, 2 * intermediate, hidden)),
+                self._packed(self._read.take(f"{prefix}down_proj", moe.num_experts, hidden, intermediate)),
             )
         gate_up, down = [], []
         for expert in range(moe.num_experts):
@@ -164,9 +165,9 @@ class _Loader:
             up = self._read.take(f"{prefix}{expert}.up_proj.weight", intermediate, hidden)
             gate_up.append(torch.cat([gate, up]))
             down.append(self._read.take(f"{prefix}{expert}.down_proj.weight", hidden, intermediate))
-        return torch.stack(gate_up), torch.stack(down)
+        return self._packed(torch.stack(gate_up)), self._packed(torch.stack(down))
 
-    def _packed(self, *weights: torch.Tensor) -> torch.Tensor:
+    def _packed(self, *weights: torch.Tensor) -> PackedLinear:
         return self.ops.pack_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
 
     def _zero_centred(self, name: str, size: int) -> torch.Tensor:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from kernels_numba.ops import OpTable
+from kernels_numba.shapes import PackedLinear
 
 
 @dataclass(frozen=True)
 class MlpLayer:
     """Weights of a SwiGLU block."""
 
-    gate_up: torch.Tensor  # packed; gate | up
-    down: torch.Tensor  # packed
+    gate_up: PackedLinear  # gate | up
+    down: PackedLinear
 
 
 def mlp(ops: OpTable, layer: MlpLayer, hidden: torch.Tensor) -> torch.Tensor:

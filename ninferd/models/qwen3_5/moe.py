@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels_numba.ops import OpTable
+from kernels_numba.shapes import PackedLinear
 from ninferd.models.qwen3_5.mlp import MlpLayer, mlp
 
 
@@ -14,9 +15,9 @@ from ninferd.models.qwen3_5.mlp import MlpLayer, mlp
 class MoeLayer:
     """Weights of one mixture of experts."""
 
-    router: torch.Tensor  # packed; the routed experts' logits | the shared expert's gate
-    gate_up: torch.Tensor  # [experts, 2 * intermediate, hidden]
-    down: torch.Tensor  # [experts, hidden, intermediate]
+    router: PackedLinear  # the routed experts' logits | the shared expert's gate
+    gate_up: PackedLinear  # a stack, one matrix per expert
+    down: PackedLinear  # a stack
     shared: MlpLayer
     experts_per_token: int
 

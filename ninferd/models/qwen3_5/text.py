@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from kernels_numba.ops import OpTable
+from kernels_numba.shapes import PackedLinear
 from ninferd.models.batch import Batch, Caches
 from ninferd.models.qwen3_5.attention import AttentionInputs, AttentionLayer, gated_attention
 from ninferd.models.qwen3_5.config import TextConfig
@@ -35,7 +36,7 @@ class TextWeights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # float32 [hidden]
-    head: torch.Tensor  # packed
+    head: PackedLinear
 
 
 class Qwen3_5Text:  # noqa: N801  (the family's own spelling)

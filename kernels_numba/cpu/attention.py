@@ -1,0 +1,229 @@
+"""Gated attention over paged keys and values, page by page with a running softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels_numba.cpu.jit import ORDERED, REORDERED, compiled
+from kernels_numba.cpu.products import ROWS, add_products_of_four, dots_of_four
+from kernels_numba.cpu.rows import rms_norm_row
+from kernels_numba.cpu.scalar import exp32, sigmoid
+from kernels_numba.cpu.storage import readable, store32, stored
+from kernels_numba.shapes import AttentionNorms, AttentionShape
+
+QUERY_BLOCK = 16
+"""Query positions that share one pass over the cached pages."""
+
+
+def append_kv(
+    projected: Tensor,
+    norms: AttentionNorms,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    layer: int,
+    slot_mapping: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    query = torch.empty(projected.shape[0], shape.heads, shape.head_dim)
+    _append_kv(
+        projected.numpy(),
+        norms.query.numpy(),
+        norms.key.numpy(),
+        norms.eps,
+        cos.numpy(),
+        sin.numpy(),
+        stored(kv),
+        layer,
+        slot_mapping.numpy(),
+        query.numpy(),
+    )
+    return query
+
+
+def attention_decode(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    return _run(query, 1, projected, kv, layer, page_table, context_lengths, shape)
+
+
+def attention_prefill(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    pages: Tensor,
+    context_length: int,
+    shape: AttentionShape,
+) -> Tensor:
+    tokens = query.shape[0]
+    return _run(query, tokens, projected, kv, layer, pages[None], torch.tensor([context_length]), shape)
+
+
+def _run(
+    query: Tensor,
+    tokens_each: int,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    out = torch.empty(query.shape[0], shape.query_width)
+    _sequences(
+        query.numpy(),
+        tokens_each,
+        projected.numpy(),
+        stored(kv),
+        layer,
+        page_table.contiguous().numpy(),
+        context_lengths.numpy(),
+        shape.softmax_scale,
+        out.numpy(),
+    )
+    return out
+
+
+@compiled(ORDERED)
+def _append_kv(
+    projected: Any,
+    query_norm: Any,
+    key_norm: Any,
+    eps: Any,
+    cos: Any,
+    sin: Any,
+    kv: Any,
+    layer: Any,
+    slot_mapping: Any,
+    query: Any,
+) -> None:
+    heads, head_dim = query.shape[1:]
+    kv_heads, page_tokens = kv.shape[3:5]
+    key = np.empty(head_dim, np.float32)
+    for row in range(projected.shape[0]):
+        columns = projected[row]
+        for head in range(heads):
+            rms_norm_row(columns[head * head_dim : (head + 1) * head_dim], query_norm, eps, query[row, head])
+            _rotate(query[row, head], cos[row], sin[row])
+        page, offset = slot_mapping[row] // page_tokens, slot_mapping[row] % page_tokens
+        for head in range(kv_heads):
+            start = (2 * heads + head) * head_dim
+            rms_norm_row(columns[start : start + head_dim], key_norm, eps, key)
+            _rotate(key, cos[row], sin[row])
+            start += kv_heads * head_dim
+            value = columns[start : start + head_dim]
+            key_place, value_place = kv[page, layer, 0, head, offset], kv[page, layer, 1, head, offset]
+            for d in range(head_dim):
+                store32(key_place, d, key[d])
+                store32(value_place, d, value[d])
+
+
+@compiled(ORDERED)
+def _rotate(x: Any, cos: Any, sin: Any) -> None:
+    half = cos.shape[0]
+    for j in range(half):
+        first, second = x[j], x[half + j]
+        x[j] = first * cos[j] - second * sin[j]
+        x[half + j] = second * cos[j] + first * sin[j]
+
+
+@compiled(ORDERED)
+def _sequences(
+    query: Any,
+    tokens_each: Any,
+    projected: Any,
+    kv: Any,
+    layer: Any,
+    page_table: Any,
+    context_lengths: Any,
+    scale: Any,
+    out: Any,
+) -> None:
+    heads, head_dim = query.shape[1:]
+    kv_heads, page_tokens = kv.shape[3:5]
+    group = heads // kv_heads
+    block = min(QUERY_BLOCK, tokens_each)
+    # The query vectors of a block that share a kv head, padded to whole fours with zeros.
+    padded = -(-block * group // ROWS) * ROWS
+    vectors = np.empty((padded, head_dim), np.float32)
+    sums = np.empty((padded, head_dim), np.float32)
+    scores = np.empty((padded, page_tokens), np.float32)
+    maxima = np.empty(padded, np.float32)
+    totals = np.empty(padded, np.float32)
+    page_buffer = np.empty((page_tokens, head_dim), np.float32)
+    for sequence in range(context_lengths.shape[0]):
+        for first in range(0, tokens_each, block):
+            count = min(block, tokens_each - first)
+            base = sequence * tokens_each + first
+            position = context_lengths[sequence] - tokens_each + first
+            for kv_head in range(kv_heads):
+                vectors[:] = 0
+                for row in range(count):
+                    for member in range(group):
+                        vectors[row * group + member] = query[base + row, kv_head * group + member] * np.float32(scale)
+                sums[:] = 0
+                totals[:] = 0
+                maxima[:] = -np.inf
+                for logical in range((position + count - 1) // page_tokens + 1):
+                    cached = kv[page_table[sequence, logical], layer]
+                    start = logical * page_tokens
+                    valid = min(page_tokens, position + count - start)
+                    keys = readable(cached[0, kv_head], valid, page_buffer)
+                    _score(vectors, keys, valid, scores)
+                    _soften(scores, valid, group, position - start, sums, maxima, totals)
+                    values = readable(cached[1, kv_head], valid, page_buffer)
+                    for four in range(0, padded, ROWS):
+                        add_products_of_four(
+                            scores[four : four + ROWS, :valid], values[:valid], sums[four : four + ROWS]
+                        )
+                for row in range(count):
+                    for member in range(group):
+                        head = kv_head * group + member
+                        gate = projected[base + row, (heads + head) * head_dim : (heads + head + 1) * head_dim]
+                        mixed = out[base + row, head * head_dim : (head + 1) * head_dim]
+                        vector = row * group + member
+                        for d in range(head_dim):
+                            mixed[d] = sums[vector, d] / totals[vector] * sigmoid(gate[d])
+
+
+@compiled(ORDERED)
+def _score(vectors: Any, keys: Any, valid: Any, scores: Any) -> None:
+    """Scores of ``valid`` keys, rounded up to whole fours so that every score is summed in the same way."""
+    for t in range(0, valid, ROWS):
+        for four in range(0, vectors.shape[0], ROWS):
+            dots_of_four(vectors[four : four + ROWS], keys, t, scores[four : four + ROWS])
+
+
+@compiled(REORDERED)
+def _soften(scores: Any, valid: Any, group: Any, offset: Any, sums: Any, maxima: Any, totals: Any) -> None:
+    """Scores of a page to weights relative to the running maximum; rescales what was summed under the old one.
+
+    Vector v belongs to query position ``offset + v // group``, counted from the start of the page.
+    """
+    for vector in range(scores.shape[0]):
+        line = scores[vector]
+        visible = max(min(valid, offset + vector // group + 1), 0)
+        maximum = maxima[vector]
+        for t in range(visible):
+            maximum = max(maximum, line[t])
+        rescale = exp32(maxima[vector] - maximum) if visible > 0 else np.float32(1)
+        total = np.float32(0)
+        for t in range(visible):
+            line[t] = exp32(line[t] - maximum)
+            total += line[t]
+        line[visible:valid] = 0
+        maxima[vector] = maximum
+        totals[vector] = totals[vector] * rescale + total
+        for d in range(sums.shape[1]):
+            sums[vector, d] = sums[vector, d] * rescale
