@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import queue
@@ -12,26 +11,24 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from ninferd.weights.locate import artifact_directory
+from tests.daemon.http_client import WAIT_S, ChatClient
 
 NINFERD = Path(sys.executable).with_name("ninferd")
-WAIT_S = 60.0  # only a broken daemon takes this long
 
 
-class DaemonProcess:
+class DaemonProcess(ChatClient):
     """``ninferd run`` over a configuration of its own; use as a context manager."""
 
     def __init__(
         self, directory: Path, config: str, env: Mapping[str, str] | None = None, port: int | None = None
     ) -> None:
         directory.mkdir(exist_ok=True)
-        self.port = free_port() if port is None else port
+        super().__init__(free_port() if port is None else port, model="endless")
         self.config = directory / "ninferd.toml"
         self.write_config(config)
         self.runtime_dir = directory / "run"
@@ -118,45 +115,16 @@ class DaemonProcess:
             self.log.append(line)
         return "\n".join(self.log)
 
-    def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON body of a GET."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = json.loads(response.read())
-        connection.close()
-        return response.status, body
-
-    @contextmanager
-    def stream(self, max_tokens: int) -> Iterator[Iterator[str]]:
-        """``data:`` payloads of a streamed chat answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
-        body = {"model": "endless", "stream": True, "max_tokens": max_tokens, "temperature": 0}
-        messages = [{"role": "user", "content": "Hello"}]
-        connection.request(
-            "POST",
-            "/v1/chat/completions",
-            json.dumps({**body, "messages": messages}),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            yield _payloads(connection.getresponse())
-        finally:
-            connection.close()
-
     @property
     def child_pid(self) -> int:
         """The engine child."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        return only_child(self.pid)
 
 
-def _payloads(response: http.client.HTTPResponse) -> Iterator[str]:
-    assert response.status == 200, response.read()
-    for line in response:
-        if line.startswith(b"data: "):
-            yield line.removeprefix(b"data: ").decode().strip()
+def only_child(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert len(children) == 1, children
+    return int(children[0])
 
 
 def free_port() -> int:
