@@ -12,7 +12,7 @@ import torch
 from ninferd.engine.counter_rng import uniforms
 from ninferd.engine.messages import SamplingParams, TokenLogprob, TokenLogprobs
 from ninferd.engine.penalties import TokenCounts
-from ninferd.engine.truncation import apply_temperature, draw, keep_min_p, keep_top_k, keep_top_p
+from ninferd.engine.truncation import draw, softmax_weights, truncate
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Sampler:
         logprobs: list[TokenLogprobs | None] = [None] * len(lanes)
         if not all(lane.plain for lane in lanes):
             penalised = self._penalise(logits, rows, lanes)
-            tokens = self._choose(penalised, lanes)
+            if penalised is not logits:
+                tokens = penalised.argmax(dim=-1)
+            tokens = self._redraw(penalised, tokens, lanes)
             self._count(tokens, rows, lanes)
             logprobs = _logprobs(logits, tokens, lanes)
         for lane in lanes:
@@ -96,15 +98,15 @@ class Sampler:
         lane_rows = torch.tensor([rows[index] for index in chosen], device=self._device)
         return logits.index_copy(0, where, self._counts.penalise(logits[where], lane_rows, *strengths.unbind()))
 
-    def _choose(self, logits: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
-        """Argmax of greedy lanes, a draw of the others; int64 [R]."""
-        tokens = logits.argmax(dim=-1)
+    def _redraw(self, logits: torch.Tensor, greedy: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
+        """The greedy tokens int64 [R], with a draw in place of those of lanes that have a temperature."""
         chosen = [index for index, lane in enumerate(lanes) if lane.params.temperature > 0.0]
         if not chosen:
-            return tokens
-        random_lanes = [lanes[index] for index in chosen]
+            return greedy
+        if len(chosen) == len(lanes):
+            return self._draw(logits, lanes)
         where = torch.tensor(chosen, device=self._device)
-        return tokens.index_copy(0, where, self._draw(logits[where], random_lanes))
+        return greedy.index_copy(0, where, self._draw(logits[where], [lanes[index] for index in chosen]))
 
     def _draw(self, logits: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
         """Temperature, top-k, top-p, min-p, in this order, then one draw per row."""
@@ -121,12 +123,10 @@ class Sampler:
                 numbers.tolist(),
             ]
         ).unbind()
-        scaled = keep_top_k(apply_temperature(logits, temperature), top_k.long(), max(p.top_k for p in params))
-        weights = scaled.softmax(dim=-1)
-        if any(p.top_p < 1.0 for p in params):
-            weights = keep_top_p(weights, top_p)
-        if any(p.min_p > 0.0 for p in params):
-            weights = keep_min_p(weights, min_p)
+        weights = softmax_weights(logits, temperature)
+        if any(p.top_k or p.top_p < 1.0 or p.min_p for p in params):
+            sorts = any(p.top_k or p.top_p < 1.0 for p in params)
+            weights = truncate(weights, top_k.long(), top_p, min_p, sorts=sorts)
         return draw(weights, uniform)
 
     def _count(self, tokens: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> None:

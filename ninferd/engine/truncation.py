@@ -1,7 +1,7 @@
 """From logits to the truncated distribution that is sampled, and the draw itself.
 
-Every function works row by row on float32 [B, V] and breaks ties by value alone (equal values are kept or dropped
-together), so a row's result does not depend on the rows beside it or on the order a sort leaves ties in.
+All functions work row by row on [B, V]. A token is kept or dropped by its weight alone (equal weights share their
+fate), so a row's result depends neither on the rows beside it nor on the order in which a sort leaves ties.
 """
 
 from __future__ import annotations
@@ -10,50 +10,32 @@ from typing import Final
 
 import torch
 
-_PREFIX: Final = 256  # sorted candidates tried before a full sort
+_CANDIDATES: Final = 64  # sorted first; more than the largest top-k clients may ask for, and than most nuclei hold
 _COLDEST: Final = 1e-6
 
 
-def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Logits less their maximum, over ``temperature`` (float64 [B], > 0); tiny ones approach the argmax, never NaN."""
-    divisor = temperature.clamp(min=_COLDEST).to(logits.dtype).unsqueeze(-1)
-    return (logits - logits.amax(-1, keepdim=True)) / divisor
+def softmax_weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """exp((logits - max) / temperature), float32 [B, V], the largest is 1.
 
-
-def keep_top_k(logits: torch.Tensor, top_k: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Logits below the k-th largest become -inf. ``top_k`` int64 [B], 0 is off; ``largest_k`` is its maximum."""
-    vocab = logits.shape[-1]
-    largest_k = min(largest_k, vocab)
-    if largest_k == 0:
-        return logits
-    sorted_logits = logits.topk(largest_k, dim=-1).values
-    rank = top_k.clamp(1, largest_k) - 1
-    threshold = sorted_logits.gather(-1, rank.unsqueeze(-1))
-    active = ((top_k > 0) & (top_k < vocab)).unsqueeze(-1)
-    return logits.masked_fill(active & (logits < threshold), float("-inf"))
-
-
-def keep_top_p(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the smallest set of most likely tokens whose mass reaches ``top_p`` (float64 [B], >= 1 is off).
-
-    The most likely token always stays. Probabilities sum to one on entry and are not renormalised.
+    ``temperature`` float64 [B], > 0; very small ones are taken as 1e-6, which is the argmax and never NaN.
     """
-    prefix = min(_PREFIX, probabilities.shape[-1])
-    candidates = probabilities.topk(prefix, dim=-1).values
-    mass = candidates.double().cumsum(-1)
-    if prefix < probabilities.shape[-1] and bool(((mass[:, -1] < top_p) & (top_p < 1.0)).any()):
-        candidates = probabilities.sort(dim=-1, descending=True).values
-        mass = candidates.double().cumsum(-1)
-    reached = (mass < top_p.unsqueeze(-1)).sum(-1).clamp(max=candidates.shape[-1] - 1)
-    threshold = candidates.gather(-1, reached.unsqueeze(-1))
-    active = (top_p < 1.0).unsqueeze(-1)
-    return probabilities.masked_fill(active & (probabilities < threshold), 0.0)
+    divisor = temperature.clamp(min=_COLDEST).to(logits.dtype).unsqueeze(-1)
+    return ((logits - logits.amax(-1, keepdim=True)) / divisor).exp_()
 
 
-def keep_min_p(probabilities: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Zero tokens less likely than ``min_p`` (float64 [B], 0 is off) times the most likely one."""
-    threshold = probabilities.amax(-1, keepdim=True).double() * min_p.unsqueeze(-1)
-    return probabilities.masked_fill(probabilities.double() < threshold, 0.0)
+def truncate(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, *, sorts: bool
+) -> torch.Tensor:
+    """Weights that top-k, then top-p, then min-p keep; the others become 0.
+
+    ``top_k`` int64 [B], 0 is off: the k largest. ``top_p`` float64 [B], >= 1 is off: of these, the smallest set of
+    largest ones that has at least this share of their mass. ``min_p`` float64 [B], 0 is off: weights of at least
+    this share of the largest. The largest always stays. ``sorts``: whether any row has top-k or top-p on.
+    """
+    threshold = min_p
+    if sorts:
+        threshold = torch.maximum(threshold, _rank_threshold(weights, top_k, top_p))
+    return weights.masked_fill(weights < threshold.to(weights.dtype).unsqueeze(-1), 0.0)
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -61,6 +43,40 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
     ``uniforms`` float64 [B] in [0, 1). A token of weight zero is never drawn.
     """
-    mass = weights.double().cumsum(-1)
+    mass = weights.cumsum(-1, dtype=torch.float64)
     targets = uniforms.unsqueeze(-1) * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def _rank_threshold(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Smallest weight that top-k and top-p keep, float64 [B]; from the first few sorted weights where they suffice."""
+    vocab = weights.shape[-1]
+    few = min(_CANDIDATES, vocab)
+    threshold, settled = _threshold_from(weights.topk(few, dim=-1).values, weights, top_k, top_p)
+    if few < vocab and not bool(settled.all()):
+        threshold, _ = _threshold_from(weights.sort(dim=-1, descending=True).values, weights, top_k, top_p)
+    return threshold
+
+
+def _threshold_from(
+    candidates: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Threshold float64 [B] from the largest weights in descending order [B, P], and whether P was enough, bool [B]."""
+    last = candidates.shape[-1] - 1
+    mass = candidates.cumsum(-1, dtype=torch.float64)
+    limited = (top_k > 0) & (top_k < weights.shape[-1])
+    kth = _at(candidates, top_k.clamp(1, last + 1) - 1) * limited
+    kept_by_k = (candidates >= kth.unsqueeze(-1)).sum(-1)
+    in_k = _at(mass, (kept_by_k - 1).clamp(min=0))  # rows of NaN keep nothing; their draw is not used
+    total = torch.where(limited, in_k, weights.sum(-1, dtype=torch.float64))
+    wanted = top_p * total
+    nucleus = top_p < 1.0
+    reached = (mass < wanted.unsqueeze(-1)).sum(-1)
+    pth = _at(candidates, reached.clamp(max=last)) * nucleus
+    settled = (~limited | ((top_k <= last) & (kept_by_k <= last))) & (~nucleus | (reached <= last))
+    return torch.maximum(kth, pth).double(), settled
+
+
+def _at(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """values[b, columns[b]] for every row."""
+    return values.gather(-1, columns.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,70 @@
+"""The flat batch of a prefill chunk and of a decode round."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ninferd.engine.batch import BatchBuilder
+from ninferd.engine.messages import GenerationRequest, PromptIdentity
+from ninferd.engine.scheduler import PrefillChunk
+from ninferd.engine.sequence import Entitlement, Lane, Sequence
+from ninferd.memory.kv_cache import KVCache
+from ninferd.memory.state import StateSlot
+from tests.engine.hash_model import KV
+from tests.engine.rig import GREEDY
+
+
+def _cache() -> KVCache:
+    return KVCache(KV, 16, 4, 8, torch.device("cpu"), torch.float32)
+
+
+def _sequence(kv: KVCache, prompt: list[int], slot: int) -> Sequence:
+    request = GenerationRequest("r", PromptIdentity.from_token_ids(prompt), GREEDY, 10, ())
+    sequence = Sequence(request, np.array(prompt), Entitlement.of(len(prompt), 10, 512), 0.0, None)
+    space = kv.open(sequence.entitlement.cache_tokens)
+    assert space is not None
+    sequence.lane = Lane(space, StateSlot(slot, 0))
+    return sequence
+
+
+def test_prefill_chunks() -> None:
+    kv = _cache()
+    builder = BatchBuilder(kv, 128)
+    _sequence(kv, [9] * 70, slot=0).held.space.ensure_mapped(70)  # someone else holds the first pages
+    sequence = _sequence(kv, list(range(100, 200)), slot=3)
+    first = builder.prefill(PrefillChunk(sequence, 0, 64), want_logits=False)
+    page = int(sequence.held.space.pages[0])
+    assert first.token_ids.tolist() == list(range(100, 164))
+    assert first.positions.tolist() == [list(range(64))] * 3
+    assert first.slot_mapping.tolist() == list(range(page * 64, page * 64 + 64))
+    assert (first.query_starts, first.context_lengths, first.is_decode) == ((0, 64), (64,), False)
+    assert (first.state_slots.tolist(), first.logit_rows.tolist()) == ([3], [])
+    assert first.page_table.tolist() == [[page]]
+    last = builder.prefill(PrefillChunk(sequence, 64, 100), want_logits=True)
+    pages = sequence.held.space.pages.tolist()
+    assert last.token_ids.tolist() == list(range(164, 200))
+    assert last.positions[1].tolist() == list(range(64, 100))
+    assert last.slot_mapping.tolist() == list(range(pages[1] * 64, pages[1] * 64 + 36))
+    assert (last.query_starts, last.context_lengths) == ((0, 36), (100,))
+    assert last.logit_rows.tolist() == [35]
+    assert last.page_table.tolist() == [pages]
+
+
+def test_decode_round_of_sequences_of_different_length() -> None:
+    kv = _cache()
+    builder = BatchBuilder(kv, 128)
+    long, short = _sequence(kv, [1] * 64, slot=2), _sequence(kv, [2] * 5, slot=0)
+    builder.prefill(PrefillChunk(long, 0, 64), want_logits=True)
+    builder.prefill(PrefillChunk(short, 0, 5), want_logits=True)
+    long.processed, long.last_token, short.processed, short.last_token = 64, 11, 5, 22
+    batch = builder.decode((long, short))
+    long_pages, short_pages = long.held.space.pages.tolist(), short.held.space.pages.tolist()
+    assert batch.token_ids.tolist() == [11, 22]
+    assert batch.positions.tolist() == [[64, 5]] * 3
+    assert batch.slot_mapping.tolist() == [long_pages[1] * 64, short_pages[0] * 64 + 5]
+    assert (batch.query_starts, batch.context_lengths, batch.is_decode) == ((0, 1, 2), (65, 6), True)
+    assert batch.page_table.tolist() == [long_pages, [*short_pages, 0]]
+    assert (batch.state_slots.tolist(), batch.logit_rows.tolist()) == ([2, 0], [0, 1])
+    for tensor in (batch.token_ids, batch.positions, batch.slot_mapping, batch.state_slots, batch.logit_rows):
+        assert tensor.dtype == torch.int64
