@@ -8,7 +8,7 @@ from ninferd.config.describe import toml_text
 from ninferd.config.keys import KEYS, KeySpec
 from ninferd.config.layers import ResolvedConfig
 
-_LATER_GROUPS = frozenset({"spec", "cache", "media", "responses", "request_log", "monitor", "tools", "compat"})
+_LATER_GROUPS = frozenset({"spec", "cache", "media", "responses", "request_log", "monitor", "tools"})
 _LATER_KEYS = frozenset(
     {
         "model.weights_profile",
@@ -18,16 +18,11 @@ _LATER_KEYS = frozenset(
         "engine.context_cost_presets",
         "engine.cuda_sync",
         "server.stats_port",
-        "server.cors",
-        "server.models_public",
-        "http.keepalive_comment_s",
         "http.anthropic_ping",
         "http.progress_events",
-        "http.retry_after",
         "http.trust_forwarded_for",
         "queue.per_key_max",
         "queue.count_tokens_bypass",
-        "limits.max_output_tokens",
         "limits.max_generation_s",
         "template.normalize",
         "template.strip_billing_header",

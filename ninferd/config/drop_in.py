@@ -12,7 +12,7 @@ import tomli_w
 from ninferd.config.atomic import write_atomically
 from ninferd.config.availability import is_available
 from ninferd.config.describe import toml_text
-from ninferd.config.files import parse_document, read_document
+from ninferd.config.files import is_missing, parse_document, read_document
 from ninferd.config.keys import KEYS, KeySpec, hint
 from ninferd.config.layers import ConfigSources, ResolvedConfig, load
 from ninferd.config.text_values import ARGV_REFUSAL, parse_text
@@ -44,7 +44,7 @@ def set_value(sources: ConfigSources, name: str, text: str) -> SetResult:
     """
     spec = _settable(name)
     path = sources.conf_dir / FILE_NAME
-    tree = copy.deepcopy(dict(read_document(path).tree)) if path.exists() else {}
+    tree = {} if is_missing(path) else copy.deepcopy(dict(read_document(path).tree))
     _table_of(tree, spec, path)[spec.path[-1]] = parse_text(spec, text)
     content = _HEADER + tomli_w.dumps(tree)
     result = SetResult(spec, path, load(sources, drop_in=parse_document(path, content)))

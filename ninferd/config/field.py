@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
 
 Reload = Literal["live", "engine", "process"]
 """When a changed value takes effect: at once, with a replaced engine child, or only with a restart of the unit."""
 
-PathValue = Annotated[Path, Strict(False)]  # TOML has no path type: text is meant
+
+def _usable_path(value: object) -> object:
+    """The empty string would mean the working directory, and the system takes no NUL."""
+    if isinstance(value, str) and (not value or "\0" in value):
+        raise ValueError("not a path")
+    return value
+
+
+PathValue = Annotated[Path, Strict(False), BeforeValidator(_usable_path)]  # TOML has no path type: text is meant
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]  # nor tuples: an array is meant
 
 

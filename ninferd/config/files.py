@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ninferd.config.origin import ConfigError, Problem
 from ninferd.config.toml_lines import KeyPath, key_lines
 
 MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 32  # of tables and arrays in each other; the schema itself needs 3
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -41,6 +42,31 @@ def open_regular(path: Path) -> int:
     return descriptor
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there is nothing at ``path``; a dangling link or an unreadable directory is something."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def list_toml(directory: Path) -> list[Path]:
+    """``*.toml`` of a directory in name order, hidden files aside; a missing directory is empty.
+
+    Raises ConfigError if it cannot be listed.
+    """
+    if is_missing(directory):
+        return []
+    try:
+        entries = sorted(directory.iterdir(), key=lambda path: path.name)
+    except OSError as error:
+        raise ConfigError([Problem(str(directory), None, f"cannot be listed: {error.strerror}")]) from error
+    return [path for path in entries if path.suffix == ".toml" and not path.name.startswith(".")]
+
+
 def read_bounded(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The whole file. Raises ConfigError if it is missing, unreadable, not regular or larger than ``limit_bytes``."""
     try:
@@ -64,10 +90,27 @@ def read_document(path: Path) -> Document:
     return parse_document(path, text)
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """``tomllib.loads`` with a bound on nesting. Raises ValueError (TOMLDecodeError for syntax) or RecursionError."""
+    tree = tomllib.loads(text)
+    level: list[Any] = [tree]
+    for _ in range(MAX_DEPTH + 1):  # the root is no nesting
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise ValueError(f"more than {MAX_DEPTH} tables or arrays in each other")
+    return tree
+
+
+def _children(node: Any) -> Iterable[Any]:
+    """Tables and arrays directly in a table or array."""
+    items: Iterable[Any] = node.values() if isinstance(node, dict) else node
+    return (item for item in items if isinstance(item, dict | list))
+
+
 def parse_document(path: Path, text: str) -> Document:
     """Parse TOML text that is, or will be, the content of ``path``. Raises ConfigError with FILE:LINE."""
     try:
-        return Document(path, tomllib.loads(text), key_lines(text))
+        return Document(path, parse_toml(text), key_lines(text))
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         position = _POSITION.search(message)

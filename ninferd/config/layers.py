@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ninferd.config import rules
-from ninferd.config.files import Document, read_document
+from ninferd.config.files import Document, is_missing, list_toml, read_document
 from ninferd.config.keys import KEYS
 from ninferd.config.origin import ConfigError, LayerName, Origin, Problem
 from ninferd.config.profiles import profile_chain
@@ -128,8 +128,7 @@ class _Reader:
 
     def _base(self) -> Document | None:
         path = self._sources.base_file
-        missing = not path.exists() and not path.is_symlink()
-        return None if missing and not self._sources.base_file_required else self._read(path)
+        return None if is_missing(path) and not self._sources.base_file_required else self._read(path)
 
     def _profiles(self, base: Document | None) -> list[Document]:
         asked = self._asked_profile(base)
@@ -158,7 +157,12 @@ class _Reader:
 
     def _drop_ins(self) -> list[Document]:
         planned = {self._drop_in.path: self._drop_in} if self._drop_in else {}
-        paths = sorted({*self._sources.conf_dir.glob("*.toml"), *planned}, key=lambda path: path.name)
+        try:
+            present = list_toml(self._sources.conf_dir)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return []
+        paths = sorted({*present, *planned}, key=lambda path: path.name)
         documents = (planned.get(path) or self._read(path) for path in paths)
         return [document for document in documents if document is not None]
 

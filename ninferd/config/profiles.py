@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ninferd
-from ninferd.config.files import Document, read_document
+from ninferd.config.files import Document, is_missing, list_toml, read_document
 from ninferd.config.origin import ConfigError, Origin, Problem
 
 MAX_DEPTH = 4
@@ -47,9 +47,9 @@ def _find(name: str, where: str, profiles_dir: Path) -> Path:
         raise ConfigError([Problem(where, "profile", "a profile name has letters, digits, '.', '_' and '-' only")])
     for directory in directories:
         path = directory / f"{name}.toml"
-        if path.exists() or path.is_symlink():
+        if not is_missing(path):
             return path
-    known = sorted({path.stem for directory in directories for path in directory.glob("*.toml")})
+    known = sorted({path.stem for directory in directories for path in list_toml(directory)})
     reason = f'no profile "{name}" in {profiles_dir} or among the shipped ones; known: {", ".join(known) or "none"}'
     raise ConfigError([Problem(where, "profile", reason)])
 

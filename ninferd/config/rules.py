@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from ninferd.config.schema import Settings
 
@@ -89,7 +89,7 @@ def _files(settings: Settings) -> Iterator[Violation]:
     path = settings.request_log.path
     if path is None:
         return
-    if path.resolve() == Path(settings.model.artifact).resolve():
+    if os.path.realpath(path) == os.path.realpath(settings.model.artifact):
         yield "request_log.path", "is the model artifact"
-    elif not path.parent.is_dir():
-        yield "request_log.path", f"its directory {path.parent} does not exist"
+    elif not os.access(path.parent, os.X_OK) or not path.parent.is_dir():
+        yield "request_log.path", f"its directory {path.parent} does not exist or is closed to this user"

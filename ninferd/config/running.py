@@ -12,7 +12,7 @@ import psutil
 
 from ninferd.config.atomic import write_atomically
 from ninferd.config.describe import plain
-from ninferd.config.files import read_bounded
+from ninferd.config.files import is_missing, read_bounded
 from ninferd.config.keys import ENV_PREFIX, KEYS
 from ninferd.config.layers import ConfigSources, ResolvedConfig
 from ninferd.config.origin import ConfigError, Problem
@@ -93,7 +93,7 @@ def write_running(path: Path, resolved: ResolvedConfig, generation: int, pending
 
 def read_running(path: Path) -> RunningConfig | None:
     """Of the daemon that runs now; None without a file or when its writer is gone. Raises ConfigError."""
-    if not path.exists():
+    if is_missing(path):
         return None
     try:
         running = msgspec.json.decode(read_bounded(path), type=RunningConfig)

@@ -117,4 +117,4 @@ def _read_private(path: Path, env: Mapping[str, str]) -> str:
 
 def _is_credential(path: Path, env: Mapping[str, str]) -> bool:
     directory = env.get("CREDENTIALS_DIRECTORY")
-    return bool(directory) and path.resolve().is_relative_to(Path(directory or "/").resolve())
+    return bool(directory) and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory or "/"))

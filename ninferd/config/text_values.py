@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ninferd.config.files import parse_toml
 from ninferd.config.keys import ENV_PREFIX, KEYS, KeySpec, closest, hint, takes_only_text
 from ninferd.config.origin import Origin, Problem
 from ninferd.config.toml_lines import KeyPath
@@ -27,7 +27,7 @@ def parse_text(spec: KeySpec, text: str) -> Any:
     A text that fits no type of the key is returned as a string, for validation to refuse.
     """
     try:
-        document = tomllib.loads(f"value = {text}")
+        document = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):
         return text
     value = document["value"]

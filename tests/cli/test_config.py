@@ -141,13 +141,16 @@ def test_set_refuses_an_invalid_result(tmp_path: Path, capsys: Output) -> None:
     assert not (tmp_path / "conf.d/50-ninferd-set.toml").exists()
 
 
-def test_set_without_permission(tmp_path: Path, capsys: Output) -> None:
+def test_set_on_a_full_disk(tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
     sources(tmp_path, MODEL)
-    (tmp_path / "conf.d").rmdir()
-    (tmp_path / "conf.d").write_text("in the way")
+    monkeypatch.setattr("os.fsync", full)
     assert main(["config", "set", "server.port", "1", *_base(tmp_path)]) == 1
     assert (
-        capsys.readouterr().err == f"ninferd: {tmp_path}/conf.d/50-ninferd-set.toml: cannot be written: File exists\n"
+        capsys.readouterr().err
+        == f"ninferd: {tmp_path}/conf.d/50-ninferd-set.toml: cannot be written: No space left on device\n"
     )
 
 

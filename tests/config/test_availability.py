@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import ninferd
 from ninferd.config.availability import is_available, unavailable
 from ninferd.config.keys import KEYS
 from ninferd.config.layers import load
@@ -33,6 +35,21 @@ def test_the_default_of_every_key_is_available(tmp_path: Path) -> None:
     assert unavailable(load(sources(tmp_path, MODEL + given))) == []
 
 
+_NOTHING_TO_DO = {"engine.cuda_graph", "engine.prefix_reuse"}
+"""Keys whose other value is what this build does anyway: it captures no graphs and reuses no prefixes."""
+
+
+def test_an_available_key_is_read_by_some_part() -> None:
+    """A key that is accepted and does nothing would be worse than one that is refused."""
+    package = Path(ninferd.__file__).parent
+    parts = [path for path in package.rglob("*.py") if path.parts[len(package.parts)] != "config"]
+    code = "\n".join(path.read_text() for path in [*parts, package / "config" / "secrets.py"])
+    nothing_like_it = object()
+    available = [spec for spec in KEYS.values() if is_available(spec, nothing_like_it)]
+    ignored = {spec.name for spec in available if re.search(rf"\.{spec.path[-1]}\b", code) is None}
+    assert ignored == _NOTHING_TO_DO
+
+
 @pytest.mark.parametrize(
     ("key", "value", "available"),
     [
@@ -47,6 +64,8 @@ def test_the_default_of_every_key_is_available(tmp_path: Path) -> None:
         ("cache.host_kv_mib", 0, False),
         ("media.vision", True, False),
         ("server.stats_port", 9000, False),
+        ("server.cors", True, True),
+        ("compat.mode", "strict", True),
         ("server.drain_s", 5, True),
         ("responses.store_max_mib", 1, False),
         ("request_log.path", Path("/x"), False),

@@ -39,6 +39,15 @@ def test_bytes_that_are_not_text(tmp_path: Path) -> None:
     assert _refusal(path) == f"{path}:2: not UTF-8 text"
 
 
+def test_nesting_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("a." * 32 + "a = 1\n")
+    assert len(read_document(path).lines) == 33
+    for text in ("a." * 33 + "a = 1\n", "a = " + "[" * 33 + "]" * 33):
+        path.write_text(text)
+        assert _refusal(path) == f"{path}: TOML cannot be read: more than 32 tables or arrays in each other"
+
+
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000 + "]" * 100_000, "a = " + "9" * 5000])
 def test_a_bomb_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.toml"

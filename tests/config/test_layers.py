@@ -214,6 +214,21 @@ def test_the_runtime_directory_is_known_even_of_a_broken_configuration(
     assert runtime_dir(sources(tmp_path, base)) == Path(expected)
 
 
+def test_only_visible_toml_files_are_drop_ins(tmp_path: Path) -> None:
+    config = sources(tmp_path, conf_d={"10": "[log]\nlevel = 'debug'\n"})
+    (tmp_path / "conf.d/.#10.toml").symlink_to("editor@host.123")
+    (tmp_path / "conf.d/20.toml~").write_text("nonsense")
+    assert [path.name for path in load(config).files] == ["ninferd.toml", "10.toml"]
+
+
+def test_a_drop_in_directory_that_is_none_is_an_error(tmp_path: Path) -> None:
+    config = sources(tmp_path)
+    (tmp_path / "conf.d").rmdir()
+    assert load(config).files == (tmp_path / "ninferd.toml",)
+    (tmp_path / "conf.d").write_text("")
+    assert refusal(config) == [f"{tmp_path}/conf.d: cannot be listed: Not a directory"]
+
+
 def test_warnings_do_not_refuse(tmp_path: Path) -> None:
     resolved = load(sources(tmp_path, MODEL + "[thinking]\ndefault_budget = 9000\n"))
     assert [str(warning) for warning in resolved.warnings] == [

@@ -50,7 +50,10 @@ _BROKEN = [
         "5: media.live_mib: 383 cannot hold one vision prompt; at least 384 needed",
     ),
     ("[request_log]\npath = 'some-model'", "4: request_log.path: is the model artifact"),
-    ("[request_log]\npath = '/nowhere/x'", "4: request_log.path: its directory /nowhere does not exist"),
+    (
+        "[request_log]\npath = '/nowhere/x'",
+        "4: request_log.path: its directory /nowhere does not exist or is closed to this user",
+    ),
 ]
 
 _LEGAL = [

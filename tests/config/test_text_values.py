@@ -35,6 +35,7 @@ _TEXTS: list[tuple[str, str, Any]] = [
     ("server.cors", "yes", "yes"),
     ("compat.model_alias", '["a", "b"]', ["a", "b"]),
     ("template.kwargs", "{ a = 1 }", {"a": 1}),
+    ("template.kwargs", "{ a" + ".a" * 40 + " = 1 }", "{ a" + ".a" * 40 + " = 1 }"),  # nested too deeply
 ]
 
 

@@ -44,6 +44,8 @@ _CASES = {
     "[sampling.post_thinking]\ntop_p = 2": "sampling.post_thinking.top_p: expected a number in 0..1, got 2",
     "[sampling]\npost_thinking = 5": "sampling.post_thinking: expected a table",
     "[template]\nfile = 5": "template.file: expected a path, got 5",
+    "[template]\nfile = ''": 'template.file: expected a path, got "" (a string)',
+    '[template]\nfile = "a\\u0000"': 'template.file: expected a path, got "a\\u0000" (a string)',
     "[template]\nkwargs = 5": "template.kwargs: expected a table of JSON values, got 5",
     "[template]\nkwargs = { day = 1979-05-27 }": (
         "template.kwargs: expected a table of JSON values, got { day = 1979-05-27 } (a table)"

@@ -43,8 +43,7 @@ def _scalar(annotation: Any, spec: KeySpec) -> st.SearchStrategy[Any]:
         return _WORDS.map(lambda word: f"https://{word}") if "URL" in spec.accepted else _WORDS
     found = _RANGE.search(spec.accepted)
     assert found is not None, spec.accepted
-    low, high = float(found[1]), float(found[2])
     if annotation is float:
-        return st.floats(low, high)
-    step = int(found[3] or 1)
-    return st.integers(-(-int(low) // step), int(high) // step).map(lambda number: number * step)
+        return st.floats(float(found[1]), float(found[2]))
+    low, high, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    return st.integers(-(-low // step), high // step).map(lambda number: number * step)
