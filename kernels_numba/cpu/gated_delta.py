@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels_numba.cpu.jit import ORDERED, REORDERED, compiled
+from kernels_numba.cpu.products import add_products_of_one
 from kernels_numba.cpu.rows import rms_norm_row
 from kernels_numba.cpu.scalar import sigmoid, silu
 from kernels_numba.cpu.storage import load32, store32, stored
@@ -183,16 +184,12 @@ def _advance(state: Any, query: Any, key: Any, value: Any, decay: Any, beta: Any
     """One token: ``state [DK, DV] = decay * state + key * delta``, ``read = query @ state``."""
     key_dim, value_dim = state.shape
     delta[:] = 0
+    add_products_of_one(key, state, delta)
+    for j in range(value_dim):
+        delta[j] = beta * (value[j] - decay * delta[j])
     for i in range(key_dim):
         k, line = key[i], state[i]
         for j in range(value_dim):
-            delta[j] = delta[j] + k * line[j]
-    for j in range(value_dim):
-        delta[j] = beta * (value[j] - decay * delta[j])
+            line[j] = decay * line[j] + k * delta[j]
     read[:] = 0
-    for i in range(key_dim):
-        k, q, line = key[i], query[i], state[i]
-        for j in range(value_dim):
-            updated = decay * line[j] + k * delta[j]
-            line[j] = updated
-            read[j] = read[j] + q * updated
+    add_products_of_one(query, state, read)

@@ -24,10 +24,11 @@ def compiled(flags: frozenset[str]) -> Callable[[_Function], _Function]:
     """
 
     def decorate(function: _Function) -> _Function:
-        options = {"nogil": True, "fastmath": set(flags), "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "fastmath": set(flags), "error_model": "numpy"}
         try:
-            return njit(cache=True, **options)(function)
+            kernel: _Function = njit(cache=True, **options)(function)
         except RuntimeError:  # numba found no directory that it may write its cache to
-            return njit(**options)(function)
+            kernel = njit(**options)(function)
+        return kernel
 
     return decorate
