@@ -12,7 +12,7 @@ from typing import Literal
 
 from ninferd.chat.errors import GenerationFailedError
 from ninferd.chat.frontend import ChatFrontend, PreparedPrompt
-from ninferd.chat.output import AnswerDelta, OutputReader
+from ninferd.chat.output import AnswerDelta, OutputReader, merged
 from ninferd.chat.tool_calls import FallbackReason
 from ninferd.engine.client import EngineClient
 from ninferd.engine.messages import (
@@ -139,7 +139,7 @@ class Generation:
             if self._output.complete:
                 break  # tokens after a stop string were computed but are not part of the answer
             deltas.extend(self._output.push(token_id, logprob))
-        return deltas
+        return merged(deltas)
 
     def _finish(self, reason: Literal["stop", "length"]) -> list[AnswerDelta | Finish]:
         ending = self._output.finish()

@@ -34,6 +34,20 @@ class ToolCallsDelta:
 AnswerDelta = ReasoningDelta | ContentDelta | ToolCallsDelta
 
 
+def merged(deltas: Sequence[AnswerDelta]) -> list[AnswerDelta]:
+    """The same answer in as few pieces as possible: neighbours of one channel are joined."""
+    joined: list[AnswerDelta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        if isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            joined[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            joined[-1] = ContentDelta(last.text + delta.text, last.logprobs + delta.logprobs)
+        else:
+            joined.append(delta)
+    return joined
+
+
 @dataclass(frozen=True)
 class Ending:
     """What is still to be shown when generation ends."""

@@ -84,8 +84,9 @@ def test_top_k_zero_is_the_cap() -> None:
     ],
 )
 def test_out_of_range(field: str, value: float) -> None:
+    asked: dict[str, Any] = {field: value}
     with pytest.raises(SamplingError) as caught:
-        merge(SamplerFields(**{field: value}))
+        merge(SamplerFields(**asked))
     assert caught.value.field == field
 
 

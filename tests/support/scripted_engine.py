@@ -89,11 +89,23 @@ class ScriptedEngine:
     stats: EngineStats | None = STATS
     requests: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
-    cancellation: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def wait_requests(self, count: int = 1) -> None:
+        """Until that many requests have arrived."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.requests) >= count)
+
+    async def wait_cancelled(self, count: int = 1) -> None:
+        """Until that many requests were cancelled."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.cancelled) >= count)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
-        self.requests.append(request)
+        async with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
         ended = False
         try:
             async for event in self._play(script, request):
@@ -101,8 +113,9 @@ class ScriptedEngine:
                 yield event
         finally:
             if not ended:
-                self.cancelled.append(request.request_id)
-                self.cancellation.set()
+                async with self._changed:
+                    self.cancelled.append(request.request_id)
+                    self._changed.notify_all()
 
     async def _play(self, script: Script, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
         name, total = request.request_id, len(request.prompt)
