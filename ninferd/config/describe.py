@@ -38,6 +38,18 @@ def accepted(annotation: Any, metadata: Sequence[Any]) -> str:
     return _scalar(annotation, metadata)
 
 
+def value_types(annotation: Any) -> set[type]:
+    """The Python types a key's values can have, ``None`` aside; containers without what is in them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return value_types(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return {found for branch in get_args(annotation) for found in value_types(branch)}
+    if origin is Literal:
+        return {type(choice) for choice in get_args(annotation)}
+    return set() if annotation is types.NoneType else {origin or annotation}
+
+
 def _flatten(metadata: Sequence[Any]) -> list[Any]:
     """``Field(ge=1)`` inside ``Annotated`` carries its constraints in a FieldInfo."""
     flat: list[Any] = []
@@ -52,7 +64,7 @@ def _scalar(annotation: Any, metadata: Sequence[Any]) -> str:
     if annotation is Path:
         return "a path"
     if annotation in (str, SecretStr):
-        if any(getattr(item, "pattern", None) for item in metadata):
+        if any(getattr(item, "pattern", None) for item in metadata):  # the schema has patterns for URLs only
             return "an http:// or https:// URL"
         return "a non-empty string" if any(isinstance(item, at.MinLen) for item in metadata) else "a string"
     noun = {int: "an integer", float: "a number"}[annotation]
@@ -97,8 +109,6 @@ def shown(value: Any, secret: bool) -> str:
     """A rejected raw value for a message: bounded, redacted if secret."""
     if secret:
         return REDACTED
-    if isinstance(value, int) and value.bit_length() > 256:
-        return "a huge integer"
     text = toml_text(value)
     kind: dict[type, str] = {str: " (a string)", list: " (an array)", dict: " (a table)"}
     if len(text) > _MAX_SHOWN_CHARS:

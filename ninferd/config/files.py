@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ninferd.config.origin import ConfigError, Problem
 from ninferd.config.toml_lines import KeyPath, key_lines
 
 MAX_FILE_BYTES = 1 << 20
+MAX_INTEGER_BITS = 64  # TOML's own bound, and that of a seed
 MAX_DEPTH = 32  # of tables and arrays in each other; the schema itself needs 3
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -90,21 +91,38 @@ def read_document(path: Path) -> Document:
     return parse_document(path, text)
 
 
+class TomlBoundsError(ValueError):
+    """Valid TOML that is refused before anything walks it; ``line_known`` says whether ``path`` may be looked up."""
+
+    def __init__(self, path: KeyPath, reason: str, *, line_known: bool) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.line_known = line_known
+
+
 def parse_toml(text: str) -> dict[str, Any]:
-    """``tomllib.loads`` with a bound on nesting. Raises ValueError (TOMLDecodeError for syntax) or RecursionError."""
+    """``tomllib.loads`` with bounds on nesting and numbers.
+
+    Raises TOMLDecodeError for syntax, TomlBoundsError, and ValueError or RecursionError where tomllib itself gives up.
+    """
     tree = tomllib.loads(text)
-    level: list[Any] = [tree]
+    level: list[tuple[KeyPath, Any]] = [((), tree)]
     for _ in range(MAX_DEPTH + 1):  # the root is no nesting
-        level = [child for node in level for child in _children(node)]
+        level = [child for path, node in level for child in _children(path, node)]
     if level:
-        raise ValueError(f"more than {MAX_DEPTH} tables or arrays in each other")
+        path = level[0][0]
+        raise TomlBoundsError(path, f"more than {MAX_DEPTH} tables or arrays in each other", line_known=False)
     return tree
 
 
-def _children(node: Any) -> Iterable[Any]:
+def _children(path: KeyPath, node: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Tables and arrays directly in a table or array."""
-    items: Iterable[Any] = node.values() if isinstance(node, dict) else node
-    return (item for item in items if isinstance(item, dict | list))
+    items: Iterable[tuple[str | int, Any]] = node.items() if isinstance(node, dict) else enumerate(node)
+    for name, item in items:
+        if isinstance(item, dict | list):
+            yield (*path, name), item
+        elif isinstance(item, int) and item.bit_length() > MAX_INTEGER_BITS:
+            raise TomlBoundsError((*path, name), f"an integer beyond {MAX_INTEGER_BITS} bits", line_known=True)
 
 
 def parse_document(path: Path, text: str) -> Document:
@@ -112,14 +130,20 @@ def parse_document(path: Path, text: str) -> Document:
     try:
         return Document(path, parse_toml(text), key_lines(text))
     except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        position = _POSITION.search(message)
-        if position is None:  # "(at end of document)"
-            line, column = text.count("\n") + 1, ""
-        else:
-            message = message[: position.start()]
-            line, column = int(position[1]), f" (column {position[2]})"
-        raise ConfigError([Problem(f"{path}:{line}", None, f"TOML syntax: {message}{column}")]) from error
+        problem = _syntax_problem(path, text, str(error))
+    except TomlBoundsError as fault:
+        line = f":{key_lines(text)[fault.path]}" if fault.line_known else ""
+        problem = Problem(f"{path}{line}", ".".join(map(str, fault.path[:4])), str(fault))
     except (ValueError, RecursionError) as error:
-        # Numbers of thousands of digits and absurd nesting leave tomllib without a position.
-        raise ConfigError([Problem(str(path), None, f"TOML cannot be read: {error}")]) from error
+        # Decimal numbers of thousands of digits and absurd nesting leave tomllib without a position.
+        problem = Problem(str(path), None, f"TOML cannot be read: {error}")
+    raise ConfigError([problem])
+
+
+def _syntax_problem(path: Path, text: str, message: str) -> Problem:
+    """tomllib names the place at the end of its message only, or says "(at end of document)"."""
+    position = _POSITION.search(message)
+    if position is None:
+        return Problem(f"{path}:{text.count(chr(10)) + 1}", None, f"TOML syntax: {message}")
+    reason = f"TOML syntax: {message[: position.start()]} (column {position[2]})"
+    return Problem(f"{path}:{position[1]}", None, reason)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from ninferd.config.describe import accepted
+from ninferd.config.describe import accepted, value_types
 from ninferd.config.field import Reload
 from ninferd.config.schema import Settings
 
@@ -91,7 +92,7 @@ TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(dict(_tables(Settings, 
 
 def takes_only_text(spec: KeySpec) -> bool:
     """Whether every value of the key is a string in TOML (strings, paths, secrets, choices)."""
-    return not any(word in spec.accepted for word in ("integer", "number", "true or false", "array", "table"))
+    return value_types(spec.annotation) <= {str, Path, SecretStr}
 
 
 def closest(name: str, candidates: Iterable[str]) -> str | None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from ninferd.config import rules
 from ninferd.config.files import Document, is_missing, list_toml, read_document
 from ninferd.config.keys import KEYS
-from ninferd.config.origin import ConfigError, LayerName, Origin, Problem
+from ninferd.config.origin import ConfigError, Layer, LayerName, Origin, Problem
 from ninferd.config.profiles import profile_chain
 from ninferd.config.schema import Settings
-from ninferd.config.text_values import Assigned, from_environment, from_overrides
+from ninferd.config.text_values import environment_layer, override_layer
 from ninferd.config.toml_lines import KeyPath
-from ninferd.config.validate import Layer, layer_problems
+from ninferd.config.validate import layer_problems
 
 DEFAULT_BASE_FILE = Path("/etc/ninfer/ninferd.toml")
 BUILT_IN = Origin("default", "built-in")
@@ -113,8 +113,8 @@ class _Reader:
             *([self._file_layer("base", base, ignore="profile")] if base else []),
             *(self._file_layer("profile", document, ignore="extends") for document in self._profiles(base)),
             *(self._file_layer("conf.d", document) for document in self._drop_ins()),
-            self._text_layer(from_environment(self._sources.env), Origin("environment", "environment")),
-            self._text_layer(from_overrides(self._sources.overrides), Origin("command line", "command line")),
+            self._noting_problems(environment_layer(self._sources.env)),
+            self._noting_problems(override_layer(self._sources.overrides)),
         )
 
     def _defaults(self) -> Layer:
@@ -142,10 +142,14 @@ class _Reader:
             return []
 
     def _asked_profile(self, base: Document | None) -> tuple[str, Origin] | None:
+        in_file = self._profile_in(base)
         if self._sources.profile is not None:
             return self._sources.profile, Origin("command line", "command line")
         if name := self._sources.env.get("NINFERD_PROFILE"):
             return name, Origin("environment", "NINFERD_PROFILE")
+        return in_file
+
+    def _profile_in(self, base: Document | None) -> tuple[str, Origin] | None:
         if base is None or "profile" not in base.tree:
             return None
         origin = Origin("base", str(base.path), base.lines["profile",])
@@ -179,7 +183,7 @@ class _Reader:
         origins = {path: Origin(name, str(document.path), line) for path, line in document.lines.items()}
         return Layer(tree, origins, Origin(name, str(document.path)))
 
-    def _text_layer(self, assigned: Assigned, fallback: Origin) -> Layer:
-        tree, origins, problems = assigned
+    def _noting_problems(self, made: tuple[Layer, list[Problem]]) -> Layer:
+        layer, problems = made
         self.problems.extend(problems)
-        return Layer(tree, origins, fallback)
+        return layer

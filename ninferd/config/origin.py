@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from ninferd.config.toml_lines import KeyPath
 from ninferd.errors import InputError
 
 LayerName = Literal["default", "base", "profile", "conf.d", "environment", "command line"]
@@ -21,6 +22,26 @@ class Origin:
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one source and where each of them stands."""
+
+    tree: Mapping[str, Any] = field(repr=False)  # raw values, secrets included
+    origins: Mapping[KeyPath, Origin]
+    fallback: Origin  # of what has no place of its own
+
+    def origin(self, path: KeyPath) -> Origin | None:
+        """Of the value at ``path``, or None if this layer does not set it."""
+        return self.origins.get(path)
+
+    def nearest_origin(self, path: KeyPath) -> Origin:
+        """Of the value at ``path`` or of the innermost table or array around it."""
+        for length in range(len(path), 0, -1):
+            if origin := self.origins.get(path[:length]):
+                return origin
+        return self.fallback
 
 
 @dataclass(frozen=True)

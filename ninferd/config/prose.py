@@ -43,7 +43,7 @@ Later wins, per key. Tables merge deeply; arrays and scalars replace.
    file. `NAME.toml` is looked for in `profiles/` beside the base file (`--profiles-dir`), then among the profiles
    that ship with ninferd. A profile may build on another one with `extends = "OTHER"`, up to four deep; the parent
    applies first.
-4. Drop-ins: `conf.d/*.toml` beside the base file (`--conf-dir`), in order of their names.
+4. Drop-ins: `conf.d/*.toml` beside the base file (`--conf-dir`), in order of their names; hidden files are not read.
 5. The environment: `NINFERD_<GROUP>_<NAME>`, in upper case, with a double underscore before a name in a sub-table:
    `NINFERD_ENGINE_MAX_CONTEXT=262144`, `NINFERD_SAMPLING_POST_THINKING__TEMPERATURE=0.2`.
 6. The command line: the flags below (each boolean also as `--no-…`), and `--set group.name=value` for any key.
@@ -89,8 +89,8 @@ The environment and the command line of the daemon stay those of its start.
 
 ## Secrets
 
-API keys belong in `server.api_keys_file`: one `label:key` per line, `#` for comments, mode 0600, owned by root or the
-daemon's user, read again on every reload. Labels appear in logs, keys never. A systemd credential works too:
+API keys belong in `server.api_keys_file`: one `label:key` per line, `#` for comments, mode 0600, read again on every
+reload. Labels appear in logs, keys never. A systemd credential, which root owns and the unit's group may read, works too:
 
 ```ini
 [Service]

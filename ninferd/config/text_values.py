@@ -7,7 +7,7 @@ from typing import Any
 
 from ninferd.config.files import parse_toml
 from ninferd.config.keys import ENV_PREFIX, KEYS, KeySpec, closest, hint, takes_only_text
-from ninferd.config.origin import Origin, Problem
+from ninferd.config.origin import Layer, Origin, Problem
 from ninferd.config.toml_lines import KeyPath
 
 RESERVED_VARIABLES = ("NINFERD_CONFIG", "NINFERD_PROFILE")
@@ -16,9 +16,6 @@ RESERVED_VARIABLES = ("NINFERD_CONFIG", "NINFERD_PROFILE")
 ARGV_REFUSAL = "not accepted on the command line, where every user can read it; use server.api_keys_file"
 
 _BY_ENV: Mapping[str, KeySpec] = {spec.env: spec for spec in KEYS.values()}
-
-Assigned = tuple[dict[str, Any], dict[KeyPath, Origin], list[Problem]]
-"""A tree of values, the origin of each of its nodes, and what could not be assigned."""
 
 
 def parse_text(spec: KeySpec, text: str) -> Any:
@@ -36,45 +33,55 @@ def parse_text(spec: KeySpec, text: str) -> Any:
     return value
 
 
-def from_environment(env: Mapping[str, str]) -> Assigned:
-    """Every ``NINFERD_<GROUP>_<NAME>`` variable."""
-    tree: dict[str, Any] = {}
-    origins: dict[KeyPath, Origin] = {}
-    problems: list[Problem] = []
+def environment_layer(env: Mapping[str, str]) -> tuple[Layer, list[Problem]]:
+    """Every ``NINFERD_<GROUP>_<NAME>`` variable, and the ones that cannot be assigned."""
+    layer = _TextLayer(Origin("environment", "environment"))
     for name in sorted(env):
         if not name.startswith(ENV_PREFIX) or name in RESERVED_VARIABLES:
             continue
-        spec = _BY_ENV.get(name)
-        if spec is None:
-            known = closest(name, [*_BY_ENV, *RESERVED_VARIABLES])
-            problems.append(Problem(name, None, "unknown variable" + (f"; did you mean {known}?" if known else "")))
+        if spec := _BY_ENV.get(name):
+            layer.assign(spec, env[name], Origin("environment", name))
         else:
-            _assign(tree, origins, spec, env[name], Origin("environment", name))
-    return tree, origins, problems
+            known = closest(name, [*_BY_ENV, *RESERVED_VARIABLES])
+            layer.refuse(name, None, "unknown variable" + (f"; did you mean {known}?" if known else ""))
+    return layer.finished()
 
 
-def from_overrides(overrides: Iterable[tuple[str, str]]) -> Assigned:
-    """``(key, text)`` pairs of the command line; a later one wins."""
-    tree: dict[str, Any] = {}
-    origins: dict[KeyPath, Origin] = {}
-    problems: list[Problem] = []
+def override_layer(overrides: Iterable[tuple[str, str]]) -> tuple[Layer, list[Problem]]:
+    """``(key, text)`` pairs of the command line, of which a later one wins, and the ones that cannot be assigned."""
     origin = Origin("command line", "command line")
+    layer = _TextLayer(origin)
     for name, text in overrides:
         spec = KEYS.get(name)
         if spec is None:
-            problems.append(Problem(str(origin), name, "unknown key" + hint(name)))
+            layer.refuse(str(origin), name, f"unknown key{hint(name)}")
         elif spec.secret:
-            problems.append(Problem(str(origin), name, ARGV_REFUSAL))
+            layer.refuse(str(origin), name, ARGV_REFUSAL)
         else:
-            _assign(tree, origins, spec, text, origin)
-    return tree, origins, problems
+            layer.assign(spec, text, origin)
+    return layer.finished()
 
 
-def _assign(tree: dict[str, Any], origins: dict[KeyPath, Origin], spec: KeySpec, text: str, origin: Origin) -> None:
-    *tables, last = spec.path
-    node = tree
-    for table in tables:
-        node = node.setdefault(table, {})
-    node[last] = parse_text(spec, text)
-    for length in range(1, len(spec.path) + 1):
-        origins[spec.path[:length]] = origin
+class _TextLayer:
+    """A layer in the making."""
+
+    def __init__(self, fallback: Origin) -> None:
+        self._tree: dict[str, Any] = {}
+        self._origins: dict[KeyPath, Origin] = {}
+        self._problems: list[Problem] = []
+        self._fallback = fallback
+
+    def assign(self, spec: KeySpec, text: str, origin: Origin) -> None:
+        *tables, last = spec.path
+        node = self._tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[last] = parse_text(spec, text)
+        for length in range(1, len(spec.path) + 1):
+            self._origins[spec.path[:length]] = origin
+
+    def refuse(self, where: str, key: str | None, reason: str) -> None:
+        self._problems.append(Problem(where, key, reason))
+
+    def finished(self) -> tuple[Layer, list[Problem]]:
+        return Layer(self._tree, self._origins, self._fallback), self._problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,29 +10,9 @@ from pydantic_core import ErrorDetails
 
 from ninferd.config.describe import shown
 from ninferd.config.keys import KEYS, KeySpec, hint, table_hint
-from ninferd.config.origin import Origin, Problem
+from ninferd.config.origin import Layer, Problem
 from ninferd.config.schema import Settings
 from ninferd.config.toml_lines import KeyPath
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Values of one source and where each of them stands."""
-
-    tree: Mapping[str, Any] = field(repr=False)  # raw values, secrets included
-    origins: Mapping[KeyPath, Origin]
-    fallback: Origin  # of what has no place of its own
-
-    def origin(self, path: KeyPath) -> Origin | None:
-        """Of the value at ``path``, or None if this layer does not set it."""
-        return self.origins.get(path)
-
-    def nearest_origin(self, path: KeyPath) -> Origin:
-        """Of the value at ``path`` or of the innermost table or array around it."""
-        for length in range(len(path), 0, -1):
-            if origin := self.origins.get(path[:length]):
-                return origin
-        return self.fallback
 
 
 def layer_problems(layer: Layer) -> list[Problem]:

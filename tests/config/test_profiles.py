@@ -115,6 +115,8 @@ def test_names_must_be_strings(tmp_path: Path) -> None:
     assert refusal(sources(tmp_path, "profile = 5\n" + MODEL)) == [
         f"{tmp_path}/ninferd.toml:1: profile: the name of one profile expected"
     ]
+    hidden = sources(tmp_path, "profile = 5\n" + MODEL, profile="tiny")  # it would be used one day
+    assert len(refusal(hidden)) == 1
     config = sources(tmp_path, MODEL, profile="a", profiles={"a": "\nextends = ['b']\n"})
     assert refusal(config) == [f"{tmp_path}/profiles/a.toml:2: extends: the name of one profile expected"]
 

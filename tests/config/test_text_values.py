@@ -35,6 +35,7 @@ _TEXTS: list[tuple[str, str, Any]] = [
     ("server.cors", "yes", "yes"),
     ("compat.model_alias", '["a", "b"]', ["a", "b"]),
     ("template.kwargs", "{ a = 1 }", {"a": 1}),
+    ("sampling.seed", "18446744073709551616", "18446744073709551616"),  # beyond 64 bits
     ("template.kwargs", "{ a" + ".a" * 40 + " = 1 }", "{ a" + ".a" * 40 + " = 1 }"),  # nested too deeply
 ]
 
