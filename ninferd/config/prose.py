@@ -90,7 +90,7 @@ The environment and the command line of the daemon stay those of its start.
 ## Secrets
 
 API keys belong in `server.api_keys_file`: one `label:key` per line, `#` for comments, mode 0600, read again on every
-reload. Labels appear in logs, keys never. A systemd credential, which root owns and the unit's group may read, works too:
+reload. Labels appear in logs, keys never. A systemd credential (root's file, which the unit's group may read) works:
 
 ```ini
 [Service]

@@ -237,7 +237,10 @@ def test_warnings_do_not_refuse(tmp_path: Path) -> None:
     ]
 
 
-@given(st.dictionaries(st.text("ab", min_size=1, max_size=2), st.integers(), min_size=1, max_size=3), st.text())
+@given(
+    st.dictionaries(st.text("ab", min_size=1, max_size=2), st.integers(-(2**63), 2**63), min_size=1, max_size=3),
+    st.text(),
+)
 @settings(max_examples=20, deadline=None)
 def test_values_survive_the_way_through_a_file(kwargs: dict[str, int], text: str) -> None:
     expected = {**kwargs, "t": text}
