@@ -35,7 +35,7 @@ class Service(ChatClient):
         drop_in.parent.mkdir(exist_ok=True)
         drop_in.write_text(
             f"[Service]\nExecStart=\nExecStart={NINFERD} run\nWatchdogSec={watchdog_s}\nRestartSec=100ms\n"
-            "Environment=OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1\n" + _let_python_run()
+            "Environment=OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1\n" + _let_python_run() + _share_compiled_kernels()
         )
         self.systemctl("daemon-reload")
 
@@ -97,3 +97,11 @@ def _let_python_run() -> str:
     for folder in {folder for place in places for folder in (place, *place.parents)}:
         folder.chmod(folder.stat().st_mode | 0o011)  # in the throw-away overlay
     return "ProtectHome=no\n" if any(str(place).startswith(HIDDEN_BY_PROTECT_HOME) for place in places) else ""
+
+
+def _share_compiled_kernels() -> str:
+    """Let the unit use the kernels that this checkout has already compiled; the sandbox starts with an empty cache."""
+    kernels = REPOSITORY / "kernels_numba"
+    for folder in kernels.rglob("__pycache__"):
+        folder.chmod(0o777)
+    return f"UnsetEnvironment=NUMBA_CACHE_DIR\nReadWritePaths={kernels}\n"

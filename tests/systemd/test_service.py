@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.http_client import finish_reason, has_error
-from tests.systemd.service import CONFIG, DROP_IN, UNIT_DIRECTORY, Service, output, run
+from tests.systemd.service import CONFIG, DROP_IN, UNIT_DIRECTORY, Service, output
 
 pytestmark = [pytest.mark.systemd, pytest.mark.xdist_group("systemd")]
 
@@ -133,4 +133,3 @@ def test_unit_is_valid_and_sandboxed() -> None:
     exposure = re.search(r"Overall exposure level for ninferd.service: (\d+\.\d)", report)
     assert exposure is not None, report
     assert float(exposure[1]) <= MAX_EXPOSURE
-    run("systemd-analyze", "security", "--no-pager", "ninferd.service", check=False)
