@@ -126,7 +126,7 @@ class Engine:
         """One boundary and at most one unit of work. EngineBroken when only a new process can help."""
         now_s = self._clock()
         for sequence in self._cancelled:
-            if sequence.request_id in self._sequences:
+            if self._sequences.get(sequence.request_id) is sequence:
                 self._finish(sequence, "cancelled")
         self._cancelled.clear()
         for sequence in self._scheduler.take_expired(now_s):
