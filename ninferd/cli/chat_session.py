@@ -28,7 +28,7 @@ from ninferd.errors import InputError, NinferError
 
 DEFAULT_SEED = 0  # a one-shot answer can be repeated unless sampling.seed says otherwise
 
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_DIM, _PLAIN, _CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 class Session:
@@ -47,6 +47,9 @@ class Session:
         except BaseException:
             self._runner.__exit__(*sys.exc_info())
             raise
+        finally:
+            if sys.stderr.isatty():
+                _write(sys.stderr, _CLEAR_LINE)
         return self
 
     def __exit__(
@@ -122,9 +125,11 @@ class _Printer:
             self._content.append(delta.text)
             _write(sys.stdout, delta.text)
         else:
+            separator = "\n" if self._content or self._calls else ""
             self._calls.extend(delta.calls)
             for call in delta.calls:
-                _write(sys.stdout, f"{'' if not self._content else chr(10)}{call.name} {call.arguments}")
+                _write(sys.stdout, f"{separator}{call.name} {call.arguments}")
+                separator = "\n"
 
     def end(self, statistics: str) -> None:
         if self._reasoning and not self._content and not self._calls:
@@ -156,4 +161,4 @@ def _statistics(finish: Finish) -> str:
 def _show_loading(progress: LoadProgress) -> None:
     if sys.stderr.isatty():
         done = f" {progress.done_bytes / progress.total_bytes:.0%}" if progress.total_bytes else ""
-        _write(sys.stderr, f"\r\x1b[K{progress.stage}{done}")
+        _write(sys.stderr, f"{_CLEAR_LINE}{progress.stage}{done}")

@@ -184,7 +184,7 @@ async def test_wrong_key() -> None:
 
 async def test_overload_and_retry() -> None:
     gate = asyncio.Event()
-    tables = {"engine": {"max_concurrency": 1}, "queue": {"max_pending": 1}}
+    tables: dict[str, Any] = {"engine": {"max_concurrency": 1}, "queue": {"max_pending": 1}}
     async with connected(Script(ANSWER, admit=gate), **tables) as (client, rig):
         waiting = [asyncio.create_task(client.chat.completions.create(model=MODEL, messages=QUESTION)) for _ in "ab"]
         await rig.engine.wait_requests(2)

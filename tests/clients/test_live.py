@@ -1,0 +1,149 @@
+"""The whole path at once: the real model and engine, the real listener, the official client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from ninferd.api.context import ApiContext, ConfigStatus
+from ninferd.config.secrets import ApiKeys
+from ninferd.engine.build import build_engine
+from ninferd.engine.local import LocalEngine
+from ninferd.engine.messages import EngineStats
+from tests.clients.live_server import running
+from tests.support.frontends import make_settings, tiny_frontend
+
+pytestmark = pytest.mark.anyio
+
+MODEL = "ninfer-tiny"
+SETTINGS = make_settings(
+    engine={
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_dtype": "fp32",
+        "max_context": 2048,
+        "max_concurrency": 8,
+        "kv_capacity": 16384,
+        "prefill_chunk": 128,
+    }
+)
+LENGTHS = [(1, 24), (400, 8), (30, 40), (150, 16), (5, 33), (260, 12), (60, 1), (90, 28)]
+"""(words in the question, tokens in the answer) of each client."""
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
+    async with LocalEngine(partial(build_engine, SETTINGS)) as engine:
+        context = ApiContext(
+            engine=engine,
+            settings=lambda: SETTINGS,
+            frontend=tiny_frontend,
+            api_keys=lambda: ApiKeys({}),
+            config_status=ConfigStatus,
+        )
+        async with (
+            running(context) as url,
+            AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client,
+        ):
+            yield client, engine
+
+
+def request(words: int, max_tokens: int) -> Any:
+    question = " ".join(f"item{number}" for number in range(words))
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"List: {question}"}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def answer(client: AsyncOpenAI, words: int, max_tokens: int) -> tuple[str, str, int]:
+    """Reasoning, content and number of generated tokens of one streamed answer."""
+    reasoning, content, tokens = "", "", 0
+    async for chunk in await client.chat.completions.create(**request(words, max_tokens)):
+        if chunk.usage is not None:
+            tokens = chunk.usage.completion_tokens
+        for choice in chunk.choices:
+            reasoning += (choice.delta.model_extra or {}).get("reasoning_content", "")
+            content += choice.delta.content or ""
+    return reasoning, content, tokens
+
+
+async def leave_early(client: AsyncOpenAI, words: int) -> None:
+    """Read a little of a long answer and hang up."""
+    stream = await client.chat.completions.create(**request(words, 900))
+    chunks = aiter(stream)
+    for _ in range(4):
+        await anext(chunks)
+    await stream.close()
+
+
+async def idle_stats(engine: LocalEngine) -> EngineStats:
+    """The engine's gauges once it has nothing to do; it reports them a few times a second."""
+    async with asyncio.timeout(60):
+        while True:
+            stats = engine.stats
+            assert stats is not None
+            if not (stats.waiting or stats.prefilling or stats.decoding or stats.pages_used or stats.state_slots_used):
+                return stats
+            await asyncio.sleep(0.05)
+
+
+async def test_concurrent_streams_equal_solo_runs_and_nothing_leaks() -> None:
+    async with served() as (client, engine):
+        solo = [await answer(client, *lengths) for lengths in LENGTHS]
+        leaving = [leave_early(client, words) for words in (20, 200)]
+        together, _ = await asyncio.gather(
+            asyncio.gather(*(answer(client, *lengths) for lengths in LENGTHS)), asyncio.gather(*leaving)
+        )
+        assert together == solo
+        assert all(1 <= tokens <= max_tokens for (_, _, tokens), (_, max_tokens) in zip(solo, LENGTHS, strict=True))
+        stats = await idle_stats(engine)
+        assert stats.requests_cancelled == 2
+        assert (stats.pages_used, stats.state_slots_used) == (0, 0)
+
+
+async def test_seed_repeats_a_sampled_answer() -> None:
+    async with served() as (client, _):
+        fields: Any = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 24,
+            "temperature": 1.5,
+        }
+        answers = [(await client.chat.completions.create(**fields, seed=seed)).choices[0].message for seed in (1, 1, 2)]
+    assert answers[0] == answers[1] != answers[2]
+
+
+async def test_usage_and_limits() -> None:
+    async with served() as (client, _):
+        question: Any = [{"role": "user", "content": "hello"}]
+        nothing = await client.chat.completions.create(model=MODEL, messages=question, max_tokens=0)
+        assert (nothing.choices[0].finish_reason, nothing.choices[0].message.content) == ("length", "")
+        assert nothing.usage is not None
+        assert nothing.usage.completion_tokens == 0
+        everything = await client.chat.completions.create(
+            model=MODEL,
+            messages=question,
+            logprobs=True,
+            top_logprobs=5,
+            max_tokens=8,
+            extra_body={"enable_thinking": False},
+        )
+        logprobs = everything.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content
+        for entry in logprobs.content:
+            assert entry.logprob <= 0
+            values = [other.logprob for other in entry.top_logprobs]
+            assert len(values) == 5
+            assert values == sorted(values, reverse=True)
