@@ -33,7 +33,7 @@ class Machine:
 
     @classmethod
     def read(cls, env: Mapping[str, str] = os.environ) -> Machine:
-        """This machine, now. Raises MemoryInfoError where the kernel does not report memory."""
+        """This machine, now. Raises CapacityError where the kernel does not report memory."""
         return cls(read_host_memory(), read_gpus(env), torch_has_cuda())
 
 
@@ -81,10 +81,10 @@ class PreflightReport:
     def _machine_lines(self) -> list[str]:
         host, gpus = self.machine.host, self.machine.gpus
         locked = "unlimited" if host.memlock_bytes is None else format_bytes(host.memlock_bytes)
-        lines = [
-            f"  host memory {format_bytes(host.total_bytes)}, available {format_bytes(host.available_bytes)} "
-            f"(limit: {host.limited_by}), lockable {locked}"
-        ]
+        free = f"{format_bytes(host.machine_free_bytes)} of {format_bytes(host.total_bytes)} free"
+        if host.available_bytes < host.machine_free_bytes:
+            free += f", {format_bytes(host.available_bytes)} within the limit of the control group"
+        lines = [f"  host: {free}, {locked} lockable"]
         lines += [
             f"  GPU {device.index} {device.name}: {format_bytes(device.free_bytes)} of "
             f"{format_bytes(device.total_bytes)} free"

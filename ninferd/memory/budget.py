@@ -103,7 +103,7 @@ def _mem_available(proc: Path) -> int:
 
 
 def _cgroup_room(proc: Path, cgroups: Path) -> list[int]:
-    """Limit less usage of this process' control group (v2) and of every one above it that has a limit."""
+    """Room in this process' control group (v2) and in every one above it that has a limit."""
     try:
         own = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
@@ -119,8 +119,17 @@ def _cgroup_room(proc: Path, cgroups: Path) -> list[int]:
         except OSError:
             continue
         if limit != "max":
-            room.append(max(0, int(limit) - used))
+            room.append(max(0, int(limit) - used + _page_cache_bytes(directory)))
     return room
+
+
+def _page_cache_bytes(group: Path) -> int:
+    """What the kernel takes back before anyone runs out: reading a checkpoint fills the group with it."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
 def _mib(size_bytes: int) -> str:

@@ -20,7 +20,7 @@ NO_GPU = GpuReport(problem="NVML: no device")
 
 
 def machine(*, host: int = 64 * GIB, gpus: GpuReport = NO_GPU, cuda: bool = True) -> Machine:
-    return Machine(HostMemory(64 * GIB, host, "cgroup /small", 8 * MIB), gpus, torch_has_cuda=cuda)
+    return Machine(HostMemory(128 * GIB, 64 * GIB, host, 8 * MIB), gpus, torch_has_cuda=cuda)
 
 
 def gpu(free: int, index: int = 0) -> GpuDevice:
@@ -49,8 +49,13 @@ def test_table_says_what_goes_where(artifact: Path) -> None:
     assert rows["weights"] == ["512.0", "MiB", "-"]
     assert rows["KV cache, 8,192 tokens"] == ["16.0", "MiB", "-"]
     assert rows["available"] == ["64.0", "GiB", "-"]
-    assert "(limit: cgroup /small), lockable 8.0 MiB" in text
+    assert "host: 64.0 GiB of 128.0 GiB free, 8.0 MiB lockable" in text
     assert "no GPU (NVML: no device)" in text
+
+
+def test_table_names_the_limit_of_the_control_group(artifact: Path) -> None:
+    text = "\n".join(run_preflight(settings(str(artifact)), machine(host=4 * GIB)).lines())
+    assert "host: 64.0 GiB of 128.0 GiB free, 4.0 GiB within the limit of the control group" in text
 
 
 def test_plan_on_a_gpu_keeps_the_stored_type(artifact: Path) -> None:

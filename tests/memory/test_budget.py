@@ -109,6 +109,13 @@ def test_host_memory_under_limits_of_this_group_and_above(tmp_path: Path) -> Non
     assert free_host_bytes(proc, groups) == 0
 
 
+def test_page_cache_of_a_limited_group_can_be_taken(tmp_path: Path) -> None:
+    proc, groups = _proc(tmp_path, 1000, "/service"), tmp_path / "cgroup"
+    _limit(groups / "service", "500000", 490_000)
+    (groups / "service" / "memory.stat").write_text("anon 1\ninactive_file 250000\nactive_file 7\n")
+    assert free_host_bytes(proc, groups) == 260_000
+
+
 def test_a_kernel_that_does_not_tell_is_an_error(tmp_path: Path) -> None:
     proc = _proc(tmp_path, 1, None)
     (proc / "meminfo").write_text("MemTotal: 5 kB\n")
