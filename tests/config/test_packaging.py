@@ -20,7 +20,7 @@ def test_every_package_is_listed() -> None:
         for top in ("ninferd", "kernels_numba")
         for path in (_ROOT / top).glob("**/__init__.py")
     }
-    assert set(tool["packages"]) == found | {"ninferd.profiles"}
+    assert set(tool["packages"]) == found | {"ninferd.profiles", "ninferd.assets.ninfer_tiny"}
     assert tool["package-dir"] == {"ninferd.profiles": "profiles"}
 
 
