@@ -15,9 +15,7 @@ def presented_key(headers: Headers) -> str | None:
     return headers.get("x-api-key")
 
 
-def is_authorised(keys: ApiKeys, headers: Headers) -> bool:
-    """Whether the request may pass; with no key configured every request may."""
-    if not keys.required:
-        return True
+def key_label(keys: ApiKeys, headers: Headers) -> str | None:
+    """The label of the key that the request carries, None without a valid one."""
     key = presented_key(headers)
-    return key is not None and keys.label_of(key) is not None
+    return None if key is None else keys.label_of(key)

@@ -20,6 +20,7 @@ from ninferd.api.context import ApiContext
 from ninferd.api.errors import ApiError, from_exception, queue_timeout
 from ninferd.api.flow import TimedEvents, run_until_disconnect
 from ninferd.api.limits import read_body
+from ninferd.api.middleware import KEY_LABEL
 from ninferd.api.models import public_model_name
 from ninferd.api.request_record import RequestRecord
 from ninferd.api.sse import EventStream, data_frame
@@ -60,7 +61,7 @@ class ChatCompletions:
         self._preparation = preparation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(self._counters, PROTOCOL)
+        record = RequestRecord(self._counters, PROTOCOL, scope.get(KEY_LABEL))
         stream = EventStream(send)
         try:
             await self._serve(scope, receive, stream, send, record)

@@ -22,21 +22,16 @@ _BUDGET_FIELDS = ("thinking_budget", "thinking_token_budget", "reasoning_budget"
 
 def check_support(fields: ChatFields, leniency: Leniency) -> None:
     """Raise ApiError for the first field with a value that cannot be honoured."""
-    _check_shape_of_answer(fields)
+    _check_choices(fields)
     _check_thinking(fields)
     _check_sampling(fields)
     _check_formats(fields, leniency)
     _check_foreign_features(fields, leniency)
 
 
-def _check_shape_of_answer(fields: ChatFields) -> None:
-    if fields.n is not None and (isinstance(fields.n, bool) or fields.n != 1):
+def _check_choices(fields: ChatFields) -> None:
+    if fields.n is not None and (type(fields.n) is not int or fields.n != 1):  # true and 1.0 are not 1
         raise _refused("n", "only one choice per request is generated", "n_not_supported")
-    if fields.stream:
-        return
-    for name in ("timings_per_token", "return_progress"):
-        if getattr(fields, name):
-            raise bad_request(f"{name}: only possible with stream: true", name)
 
 
 def _check_thinking(fields: ChatFields) -> None:

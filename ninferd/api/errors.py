@@ -120,7 +120,7 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, TemplateOptionConflictError):
         return bad_request(str(error), error.option, "conflicting_template_option")
     if isinstance(error, PromptError):
-        return bad_request(str(error), "messages", "invalid_prompt")
+        return bad_request(str(error), error.field, "invalid_prompt")
     if isinstance(error, SamplingError):
         return bad_request(str(error), error.field)
     if isinstance(error, BodyTooLargeError):

@@ -9,9 +9,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ninferd import __version__
-from ninferd.api.auth import is_authorised
+from ninferd.api.auth import key_label
 from ninferd.api.context import ApiContext
 from ninferd.api.errors import ApiError
+
+KEY_LABEL = "ninferd.key_label"
+"""Scope entry: label of the key that the request carried."""
 
 _OPEN_PATHS = frozenset({"/", "/health", "/stats"})
 _CORS_HEADERS = {
@@ -66,17 +69,18 @@ class KeyCheck:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope) or self._is_authorised(scope):
+        keys = self._context.api_keys()
+        if scope["type"] != "http" or not keys.required:
             await self._app(scope, receive, send)
             return
-        error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
-        await error.response(retry_after=False)(scope, receive, send)
+        label = key_label(keys, Headers(scope=scope))
+        if label is None and not self._is_open(scope["path"]):
+            error = ApiError(401, "a valid API key is needed", code="invalid_api_key")
+            await error.response(retry_after=False)(scope, receive, send)
+            return
+        await self._app({**scope, KEY_LABEL: label}, receive, send)
 
-    def _is_authorised(self, scope: Scope) -> bool:
-        return is_authorised(self._context.api_keys(), Headers(scope=scope))
-
-    def _is_open(self, scope: Scope) -> bool:
-        path = scope["path"]
+    def _is_open(self, path: str) -> bool:
         if path in _OPEN_PATHS:
             return True
         is_models = path == "/v1/models" or path.startswith("/v1/models/")

@@ -21,11 +21,12 @@ _WORTH_LOGGING_QUEUE_MS = 10
 class RequestRecord:
     """Follows a request through its stages; exactly one of done, failed and cancelled ends it."""
 
-    def __init__(self, counters: ApiCounters, protocol: str) -> None:
+    def __init__(self, counters: ApiCounters, protocol: str, key_label: str | None) -> None:
         self._counters = counters
         self._protocol = protocol
         self._name = f"req#{next(_numbers)}"
         self._label = protocol.removesuffix("_completions").replace("_", "-")
+        self._key_label = key_label
         self._arrived_s = time.monotonic()
         self._admitted_s = self._arrived_s
         self.stage = "prepare"
@@ -45,6 +46,8 @@ class RequestRecord:
         ]
         if conversation.tools:
             parts.append(f"tools {len(conversation.tools)}")
+        if self._key_label is not None:
+            parts.append(f"key {self._key_label}")
         if request.ignored:
             parts.append(f"ignored {', '.join(request.ignored)}")
         self._log(logging.INFO, "started", *parts)

@@ -10,7 +10,14 @@ class FrontendError(InputError):
 
 
 class PromptError(InputError):
-    """The conversation cannot be turned into a prompt (bad history, or the template refused it)."""
+    """The conversation cannot be turned into a prompt (bad history, or the template refused it).
+
+    ``field`` is the part of the request that is to blame.
+    """
+
+    def __init__(self, message: str, field: str = "messages") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class TemplateOptionConflictError(InputError):

@@ -10,7 +10,7 @@ from ninferd.chat import json_text
 from ninferd.chat.control_tokens import ControlTokenMarks
 from ninferd.chat.conversation import Conversation, Message, PastToolCall
 from ninferd.chat.errors import ContextLengthError, FrontendError, PromptError
-from ninferd.chat.options import resolve_options
+from ninferd.chat.options import check_kwargs, resolve_options
 from ninferd.chat.reasoning import ThinkTokens
 from ninferd.chat.sampling import SamplerFields, SamplingPresets, merge_sampling, presets_of
 from ninferd.chat.template import MAX_TEMPLATE_BYTES, ChatTemplate, RenderTooLargeError
@@ -133,6 +133,10 @@ class ChatFrontend:
     def _probe(self, settings: Settings, origin: str) -> None:
         """Render a harmless conversation and compare with tokenising its visible text whole."""
         conversation = Conversation(messages=(Message("user", "Hello"),))
+        try:
+            check_kwargs(settings.template.kwargs, self.template.variables)
+        except PromptError as error:
+            raise FrontendError(f"template.kwargs: {error}") from error
         options = resolve_options(conversation, settings, self.template.variables)
         try:
             rendered = self._render(conversation, dict(options.variables), max_context=1 << 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 from ninferd.chat.conversation import Conversation, ReasoningEffort
 from ninferd.chat.errors import PromptError, TemplateOptionConflictError
@@ -33,6 +33,8 @@ _EFFORTS: tuple[str, ...] = get_args(ReasoningEffort)
 _TEMPLATE_EFFORT = {"minimal": "low", "high": "xhigh", "max": "xhigh"}
 
 
+_FIELD = "chat_template_kwargs"
+
 T = TypeVar("T")
 
 
@@ -45,47 +47,45 @@ class TemplateOptions:
 
 
 def resolve_options(conversation: Conversation, settings: Settings, reserved: frozenset[str]) -> TemplateOptions:
-    """Merge typed fields, ``chat_template_kwargs`` and defaults.
+    """Merge typed fields, ``chat_template_kwargs`` and defaults (``template.kwargs``, then ``thinking.*``).
 
-    ``reserved``: further names the template's own constants use. Raises PromptError for a reserved or mistyped name and
-    TemplateOptionConflictError for one option given twice with different values.
+    ``reserved``: names of the template's own constants. Raises PromptError for a reserved or mistyped name and
+    TemplateOptionConflictError for one option given twice by the client with different values.
     """
-    given = dict(conversation.template_kwargs)
-    _check_kwargs(given, RESERVED_VARIABLES | reserved)
+    check_kwargs(conversation.template_kwargs, reserved)
+    given, defaults = dict(conversation.template_kwargs), dict(settings.template.kwargs)
     asked = conversation.thinking
     thinking = _agreeing("enable_thinking", asked.enable_thinking, given.pop("enable_thinking", None))
     preserve = _agreeing("preserve_thinking", asked.preserve_thinking, given.pop("preserve_thinking", None))
-    effort = cast(
-        "ReasoningEffort | None", _agreeing("reasoning_effort", asked.effort, given.pop("reasoning_effort", None))
-    )
+    effort: str | None = _agreeing("reasoning_effort", asked.effort, given.pop("reasoning_effort", None))
     if effort is not None:
         thinking = _agreeing("enable_thinking", thinking, effort != "none")
-    if thinking is None:
-        thinking = settings.thinking.enabled
+    thinking = _first(thinking, defaults.pop("enable_thinking", None), settings.thinking.enabled)
+    preserve = _first(preserve, defaults.pop("preserve_thinking", None), settings.thinking.preserve)
+    effort = _first(effort, defaults.pop("reasoning_effort", None), settings.thinking.default_effort)
     if conversation.forced_call is not None:
         thinking = False
-    variables: dict[str, Any] = {
-        **settings.template.kwargs,
-        **given,
-        "enable_thinking": thinking,
-        "preserve_thinking": settings.thinking.preserve if preserve is None else preserve,
-    }
-    effort = effort or settings.thinking.default_effort
-    if thinking and effort is not None:
+    variables = {**defaults, **given, "enable_thinking": thinking, "preserve_thinking": preserve}
+    if thinking and effort not in (None, "none"):
         variables["reasoning_effort"] = _TEMPLATE_EFFORT.get(effort, effort)
     return TemplateOptions(thinking, variables)
 
 
-def _check_kwargs(kwargs: Mapping[str, Any], reserved: frozenset[str]) -> None:
+def check_kwargs(kwargs: Mapping[str, Any], reserved: frozenset[str]) -> None:
+    """Raise PromptError for a name that the server sets itself, and for a known option of the wrong type."""
     for name in kwargs:
-        if name in reserved:
-            raise PromptError(f"chat_template_kwargs: {name!r} is set by the server and cannot be given")
+        if name in RESERVED_VARIABLES or name in reserved:
+            raise PromptError(f"chat_template_kwargs: {name!r} is set by the server and cannot be given", _FIELD)
     for name in _BOOLEAN_OPTIONS:
         if kwargs.get(name) is not None and not isinstance(kwargs[name], bool):
-            raise PromptError(f"chat_template_kwargs: {name} must be true or false")
+            raise PromptError(f"chat_template_kwargs: {name} must be true or false", _FIELD)
     effort = kwargs.get("reasoning_effort")
     if effort is not None and effort not in _EFFORTS:
-        raise PromptError(f"chat_template_kwargs: reasoning_effort must be one of {', '.join(_EFFORTS)}")
+        raise PromptError(f"chat_template_kwargs: reasoning_effort must be one of {', '.join(_EFFORTS)}", _FIELD)
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _agreeing(option: str, first: T | None, second: T | None) -> T | None:

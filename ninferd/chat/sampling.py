@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ninferd.chat.errors import SamplingError
+from ninferd.chat.errors import FrontendError, SamplingError
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import SamplingParams
 
@@ -67,7 +67,8 @@ def presets_of(config: Mapping[str, Any], generation_config: Mapping[str, Any]) 
     """Presets of a model directory.
 
     The two large models of the family are known by their shape and get their makers' values for both modes; any other
-    model is sampled in both modes as its ``generation_config.json`` says.
+    model is sampled in both modes as its ``generation_config.json`` says. Raises FrontendError for values there that
+    cannot be.
     """
     text = config.get("text_config") or config
     shape = (text.get("hidden_size"), text.get("num_hidden_layers"), text.get("num_experts") or 0)
@@ -75,11 +76,18 @@ def presets_of(config: Mapping[str, Any], generation_config: Mapping[str, Any]) 
         return _BY_SHAPE[shape]
     names = {entry.name for entry in fields(SamplerFields)}
     own = {name: value for name, value in generation_config.items() if name in names and value is not None}
+    for name, value in own.items():
+        if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else (int, float)):
+            raise FrontendError(f"generation_config.json: {name} is {value!r}, a number is needed")
     if "top_k" in own:
         own["top_k"] = min(own["top_k"], TOP_K_CAP)
     if generation_config.get("do_sample") is False:
         own["temperature"] = 0.0
-    preset = SamplerFields(**own)
+    preset = SamplerFields(**own).over(NEUTRAL)
+    try:
+        _check_ranges(preset)
+    except SamplingError as error:
+        raise FrontendError(f"generation_config.json: {error}") from error
     return SamplingPresets(preset, preset)
 
 
@@ -108,8 +116,8 @@ def merge_sampling(
     )
     preset = presets.thinking if thinking else presets.non_thinking
     merged = asked.over(override).over(preset).over(NEUTRAL)
+    _check_ranges(merged)
     values = {entry.name: getattr(merged, entry.name) for entry in fields(merged)}
-    _check_ranges(values)
     values["top_k"] = values["top_k"] or TOP_K_CAP
     if server.greedy:
         values["temperature"] = 0.0
@@ -118,11 +126,11 @@ def merge_sampling(
     return SamplingParams(seed=seed & _SEED_MASK, top_logprobs=top_logprobs, **values)
 
 
-def _check_ranges(values: Mapping[str, float]) -> None:
+def _check_ranges(sampler: SamplerFields) -> None:
     for name, (low, high) in _RANGES.items():
-        value = values[name]
+        value: float = getattr(sampler, name)
         if not (math.isfinite(value) and low <= value <= high):
             raise SamplingError(name, f"is {value}; {low:g} to {high:g} are possible")
-    penalty = values["repetition_penalty"]
-    if not (math.isfinite(penalty) and 0.0 < penalty <= MAX_REPETITION_PENALTY):
+    penalty = sampler.repetition_penalty
+    if penalty is not None and not (math.isfinite(penalty) and 0.0 < penalty <= MAX_REPETITION_PENALTY):
         raise SamplingError("repetition_penalty", f"is {penalty}; above 0 and up to {MAX_REPETITION_PENALTY:g} fits")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ninferd.api import chat, chat_answer
+from ninferd.api import chat_answer
+from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import FailureCode
 from tests.api.harness import ANSWER, RawCall, Rig, body, frames_of, ids, start_chat
@@ -233,14 +234,14 @@ async def test_client_leaves_while_tokens_are_generated(stream: bool) -> None:
 async def test_client_leaves_during_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread cannot be stopped, but its result is not used."""
     entered, leave = threading.Event(), threading.Event()
-    original = chat.read_chat_request
+    original = ChatFrontend.prepare
 
     def slow(*args: Any, **options: Any) -> Any:
         entered.set()
         leave.wait(10)
         return original(*args, **options)
 
-    monkeypatch.setattr(chat, "read_chat_request", slow)
+    monkeypatch.setattr(ChatFrontend, "prepare", slow)
     served = rig(Script(ANSWER))
     call = start_chat(served)
     await asyncio.to_thread(entered.wait, 10)
@@ -279,7 +280,10 @@ async def test_log_of_a_request(log: pytest.LogCaptureFixture) -> None:
         )
     started, done = (record.getMessage() for record in log.records)
     number = started.split()[0]
-    assert started == f"{number} started | openai-chat stream | 1 messages | max output 1,234 | thinking on | tools 1"
+    assert (
+        started
+        == f"{number} started | openai-chat stream | 1 messages | max output 1,234 | thinking on | tools 1 | key ann"
+    )
     total = len(served.engine.requests[0].prompt)
     assert done.startswith(
         f"{number} done | openai-chat | prompt {total} | output {len(ANSWER)} | cache 4 ({4 / total:.1%}) | TTFT "

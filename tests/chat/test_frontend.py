@@ -165,6 +165,11 @@ def test_unusable_directories_are_refused_by_file(tmp_path: Path, changes: dict[
         ChatFrontend.load(model_directory(tmp_path, **changes), make_settings())
 
 
+def test_template_kwargs_of_the_configuration_are_checked() -> None:
+    with pytest.raises(FrontendError, match=r"template\.kwargs: .*'tools' is set by the server"):
+        ChatFrontend.load(tiny_directory(), make_settings(template={"kwargs": {"tools": []}}))
+
+
 def test_template_file_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_bytes(b"\xff")

@@ -60,6 +60,14 @@ def test_default_effort_never_turns_thinking_on() -> None:
     assert options.variables == {"enable_thinking": False, "preserve_thinking": False}
 
 
+def test_defaults_of_the_template_table() -> None:
+    kwargs = {"enable_thinking": False, "preserve_thinking": True, "reasoning_effort": "max"}
+    options = resolve(template={"kwargs": kwargs})
+    assert options == TemplateOptions(False, {"enable_thinking": False, "preserve_thinking": True})
+    options = resolve(ThinkingOptions(True, False), template={"kwargs": kwargs})
+    assert options.variables == {"enable_thinking": True, "preserve_thinking": False, "reasoning_effort": "xhigh"}
+
+
 def test_forced_call_turns_thinking_off() -> None:
     assert resolve(ThinkingOptions(enable_thinking=True), forced_call="f").enable_thinking is False
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ninferd.chat.errors import SamplingError
+from ninferd.chat.errors import FrontendError, SamplingError
 from ninferd.chat.sampling import SamplerFields, merge_sampling, presets_of
 from ninferd.engine.messages import SamplingParams
 from tests.support.frontends import make_settings
@@ -41,11 +41,26 @@ def test_presets_of_the_family(presets: Any, thinking: bool, expected: tuple[flo
 
 def test_other_models_are_sampled_as_their_generation_config_says() -> None:
     presets = presets_of({"hidden_size": 256}, {"temperature": 0.3, "top_k": 50, "max_length": 9, "do_sample": True})
-    assert presets.thinking == presets.non_thinking == SamplerFields(temperature=0.3, top_k=20)
+    assert presets.thinking == presets.non_thinking == SamplerFields(0.3, 1.0, 20, 0.0, 0.0, 0.0, 1.0)
 
 
 def test_greedy_generation_config() -> None:
     assert presets_of({}, {"do_sample": False, "temperature": 0.9}).thinking.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"temperature": "0.6"}, "temperature is '0.6', a number"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"top_p": True}, "top_p is True"),
+        ({"temperature": 5}, "temperature is 5; 0 to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+    ],
+)
+def test_unusable_generation_config(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(FrontendError, match=message):
+        presets_of({}, config)
 
 
 def test_request_wins_over_server_wins_over_preset() -> None:

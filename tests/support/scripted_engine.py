@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ninferd.engine.client import EngineState
 from ninferd.engine.messages import (
     EngineInfo,
@@ -103,6 +105,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
         script = self.scripts[min(len(self.requests), len(self.scripts) - 1)]
+        request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=GenerationRequest)  # it crosses a socket
         async with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
