@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kernels_numba.ops import ops_for
 from ninferd.models.qwen3_5.config import TextConfig
 from ninferd.models.qwen3_5.load import load_text
 from ninferd.models.qwen3_5.text import Qwen3_5Text
@@ -26,7 +27,7 @@ def load_text_model(
     """
     checkpoint = Checkpoint(directory)
     config = TextConfig.from_json(checkpoint.config, directory / "config.json")
-    return load_text(checkpoint, config, device, dtype, on_progress)
+    return load_text(checkpoint, config, ops_for(device, dtype), device, dtype, on_progress)
 
 
 __all__ = ["Qwen3_5Text", "TextConfig", "load_text_model"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels_numba.ops import OpTable, ops_for
+from kernels_numba.ops import OpTable
 from kernels_numba.shapes import AttentionNorms, GatedDeltaWeights, PackedLinear
 from ninferd.models.qwen3_5.attention import AttentionLayer
 from ninferd.models.qwen3_5.config import MoeConfig, TextConfig
@@ -18,18 +18,26 @@ IGNORED_PREFIXES = ("mtp.", "visual.")
 
 
 def load_text(
-    checkpoint: Checkpoint, config: TextConfig, device: torch.device, dtype: torch.dtype, on_progress: OnProgress
+    checkpoint: Checkpoint,
+    config: TextConfig,
+    ops: OpTable,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: OnProgress,
 ) -> Qwen3_5Text:
-    """Take the text model's tensors from ``checkpoint``; raises InputError if any is missing or left over."""
+    """The text model in ``dtype`` on ``device``, packed for ``ops``.
+
+    Raises InputError if a tensor of ``checkpoint`` is missing, misshapen or left over.
+    """
     for prefix in IGNORED_PREFIXES:
         checkpoint.ignore(prefix)
     if config.tie_word_embeddings:
         checkpoint.ignore("lm_head.")
     reader = _Reader(checkpoint, device, dtype, on_progress)
-    loader = _Loader(reader, config, ops_for(device, dtype))
+    loader = _Loader(reader, config, ops)
     weights = loader.text_weights()
     checkpoint.require_all_taken()
-    return Qwen3_5Text(config, weights, loader.ops, reader.loaded_bytes)
+    return Qwen3_5Text(config, weights, ops, reader.loaded_bytes)
 
 
 class _Reader:
@@ -70,7 +78,7 @@ class _Loader:
     """Builds the layers; every name and shape of the checkpoint is spelled here."""
 
     def __init__(self, reader: _Reader, config: TextConfig, ops: OpTable) -> None:
-        self.ops = ops
+        self._ops = ops
         self._read = reader
         self._config = config
 
@@ -95,7 +103,7 @@ class _Loader:
         final_norm = self._zero_centred("norm.weight", hidden)
         tied = config.tie_word_embeddings
         head = embedding if tied else self._read.take("lm_head.weight", config.vocab_size, hidden)
-        return TextWeights(embedding, tuple(layers), final_norm, self.ops.pack_linear(head))
+        return TextWeights(embedding, tuple(layers), final_norm, self._ops.pack_linear(head))
 
     def _attention(self, prefix: str, kv_layer: int) -> AttentionLayer:
         shape, hidden = self._config.attention, self._config.hidden_size
@@ -168,7 +176,7 @@ class _Loader:
         return self._packed(torch.stack(gate_up)), self._packed(torch.stack(down))
 
     def _packed(self, *weights: torch.Tensor) -> PackedLinear:
-        return self.ops.pack_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
+        return self._ops.pack_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
 
     def _zero_centred(self, name: str, size: int) -> torch.Tensor:
         return self._read.take_float32(name, size) + 1
