@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import cast
 
-import msgspec
 from hypercorn.asyncio import serve
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.typing import ASGIFramework
@@ -35,6 +34,7 @@ from ninferd.daemon.preflight import Machine, run_preflight
 from ninferd.daemon.reload import Reloader
 from ninferd.daemon.restart_policy import RestartPolicy
 from ninferd.daemon.serving import Serving, first_serving, load_config
+from ninferd.daemon.stats_dump import read_stats
 from ninferd.daemon.supervisor import EngineGaveUpError, Supervisor
 from ninferd.engine.messages import LoadProgress
 from ninferd.errors import NinferError
@@ -46,9 +46,12 @@ EXTEND_S = 60.0  # what start, reload or stop may still take, as of every tick
 SAME_STOP_S = 1.0  # a launcher may pass on the Ctrl-C that the terminal already sent to this process
 SILENCE_S = 15.0  # without a watchdog: heartbeat age from which the engine is reported as stuck
 
+_LATER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
+
 
 def run_daemon(sources: ConfigSources) -> int:
     """Run until stopped; returns the exit status. An expected failure is logged, not raised."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER_SIGNALS)  # they would end the process before it can handle them
     faulthandler.enable()  # systemd's watchdog kills with SIGABRT: the journal then shows where this process was
     console = Console(sys.stderr)
     notifier = ServiceNotifier.from_environment()
@@ -101,6 +104,8 @@ class Daemon:
             api_keys=lambda: self._reloader.current.api_keys,
             config_status=lambda: self._reloader.current.status,
         )
+        self._app = create_app(self._api)
+        self._stats_dump: asyncio.Task[None] | None = None  # a task that nobody holds may vanish
         self._running_file = Path(serving.settings.daemon.runtime_dir) / FILE_NAME
         self._stop = asyncio.Event()
         self._stopped_at_s = 0.0
@@ -117,7 +122,7 @@ class Daemon:
     async def run(self, http: HypercornConfig) -> int:
         """Serve until a signal or a failure; returns the exit status."""
         self._handle_signals()
-        app = cast(ASGIFramework, create_app(self._api))  # the same protocol, typed differently by the two projects
+        app = cast(ASGIFramework, self._app)  # the same protocol, typed differently by the two projects
         server = asyncio.create_task(serve(app, http, shutdown_trigger=self._close_listener.wait))
         health = asyncio.create_task(self._watch_health())
         stop = asyncio.create_task(self._stop.wait())
@@ -216,7 +221,9 @@ class Daemon:
             alive = self._supervisor.is_alive(max_age_s)
             if alive:
                 self._notifier.watchdog()
-            elif self._was_alive and self._supervisor.state != "failed":
+            if alive and not self._was_alive:
+                logger.warning("engine makes progress again")
+            elif self._was_alive and not alive and self._supervisor.state != "failed":
                 logger.error("engine silent for more than %.1f s | the watchdog is not fed any more", max_age_s)
             self._was_alive = alive
             if self._supervisor.state != "ready":
@@ -231,6 +238,7 @@ class Daemon:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
         loop.add_signal_handler(signal.SIGUSR1, self._log_stats)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER_SIGNALS)
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -245,15 +253,11 @@ class Daemon:
         self._stop.set()
 
     def _log_stats(self) -> None:
-        """SIGUSR1: counters and configuration status as one line of JSON."""
-        stats = {
-            "state": self._supervisor.state,
-            "engine_restarts": self._supervisor.restarts,
-            "requests": self._supervisor.requests_in_flight,
-            "engine": self._supervisor.stats,
-            "config": self._reloader.current.status,
-        }
-        logger.info("stats | %s", msgspec.json.encode(stats).decode())
+        """SIGUSR1."""
+        self._stats_dump = asyncio.create_task(self._dump_stats())
+
+    async def _dump_stats(self) -> None:
+        logger.info("stats | %s", await read_stats(self._app))
 
     async def _shut_down(self, engine: asyncio.Task[None], server: asyncio.Task[None]) -> None:
         """Drain, let answers reach their clients, close the listener, end the child."""

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 10.0  # for a child that was asked to shut down
 _CANCEL_GRACE_S = 5.0  # for the engine to confirm cancellations
+_GAVE_UP = "the engine does not stay up; the operator has to look at the log"
 _CRASHED = "the engine stopped while this answer was being generated; send the request again"
 _SHUTTING_DOWN = "the server is shutting down"
 _REPLACED = "the engine was replaced by a configuration change before this answer was complete; send the request again"
@@ -189,7 +190,8 @@ class Supervisor:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestEvent, None]:
         """See ``EngineClient.generate``."""
         if self._draining or self._phase == "failed":
-            yield RequestFailed(request.request_id, "unavailable", _SHUTTING_DOWN)
+            reason = _GAVE_UP if self._phase == "failed" else _SHUTTING_DOWN
+            yield RequestFailed(request.request_id, "unavailable", reason)
             return
         tracked = self._requests.add(request)
         try:
@@ -249,7 +251,7 @@ class Supervisor:
 
     def _give_up(self, how: str) -> None:
         self._phase = "failed"
-        self._requests.fail_all("unavailable", "the engine does not stay up; the operator has to look at the log")
+        self._requests.fail_all("unavailable", _GAVE_UP)
         limit = f"{self._policy.max_restarts} restarts within {self._policy.window_s:g} s"
         raise EngineGaveUpError(f"giving up after {limit}; the last failure: {how}")
 

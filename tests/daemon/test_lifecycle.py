@@ -56,7 +56,9 @@ def test_start_reload_stop(tmp_path: Path) -> None:
 
         daemon.send(signal.SIGUSR1)
         stats = json.loads(daemon.wait_log("stats | ").partition("stats | ")[2])
+        assert stats["schema"] == "ninfer_serve_stats"
         assert stats["config"]["generation"] == 2
+        assert stats["config"]["last_reload_error"].startswith(f"{daemon.config}:4: ")
 
         daemon.send(signal.SIGTERM)
         daemon.wait_notify("STOPPING=1")
