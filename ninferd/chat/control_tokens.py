@@ -38,6 +38,11 @@ _PATTERN_ARGUMENTS = {
     "removesuffix": 1,
     "replace": 1,
     "get": 1,
+    "trim": 1,
+    "select": 2,
+    "reject": 2,
+    "selectattr": 3,
+    "rejectattr": 3,
 }
 
 

@@ -10,12 +10,15 @@ MAX_STOP_CHARS = 1024
 
 def partial_suffix(text: str, patterns: Sequence[str]) -> int:
     """Length of the longest suffix of ``text`` that is a proper prefix of a pattern."""
-    longest = max((len(pattern) for pattern in patterns), default=0) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        tail = text[-length:]
-        if any(len(pattern) > length and pattern.startswith(tail) for pattern in patterns):
-            return length
-    return 0
+    longest = 0
+    for pattern in patterns:
+        start = max(len(text) - len(pattern) + 1, 0)
+        while (start := text.find(pattern[0], start)) >= 0:
+            if pattern.startswith(text[start:]):
+                longest = max(longest, len(text) - start)
+                break
+            start += 1
+    return longest
 
 
 class StopMatcher:

@@ -25,7 +25,6 @@ FallbackReason = Literal[
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PARAMETER_OPENER = re.compile(r"<parameter=[^>]+>")
 
 
 @dataclass(frozen=True)
@@ -112,15 +111,23 @@ class _RegionReader:
             close = self.text.find(PARAMETER_CLOSE, self.position)
             if close < 0:
                 raise _RefusedError("malformed_structure")
-            nested = _PARAMETER_OPENER.search(self.text, self.position, close)
-            if nested is not None:
+            while (nested := self._opener_end(self.position, close)) >= 0:
                 depth += 1
-                self.position = nested.end()
-                continue
+                self.position = nested
             depth -= 1
             self.position = close + len(PARAMETER_CLOSE)
             if depth == 0:
                 return self.text[start:close]
+
+    def _opener_end(self, start: int, end: int) -> int:
+        """Just after the next whole ``<parameter=X>`` within [start, end), else -1; every character is read once."""
+        while (opener := self.text.find(PARAMETER_OPEN, start, end)) >= 0:
+            name = opener + len(PARAMETER_OPEN)
+            bracket = self.text.find(">", name, end)
+            if bracket != name:
+                return bracket + 1 if bracket >= 0 else -1
+            start = bracket + 1
+        return -1
 
     def _tag_rest(self) -> str:
         end = self.text.find(">", self.position)

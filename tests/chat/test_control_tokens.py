@@ -34,6 +34,7 @@ def render(source: str, **variables: object) -> tuple[str, list[str]]:
         pytest.param("{{ '<think>' + x ~ '</think>' }}", ["<think>", "</think>"], id="expressions"),
         pytest.param("{% set t = '<think>' if x else '</think>' %}{{ t + x }}", ["<think>"], id="variables"),
         pytest.param("{{ x.split('<think>')[-1] }}", [], id="split argument"),
+        pytest.param("{{ [x] | reject('equalto', '<think>') | join }}", [], id="test argument"),
         pytest.param("{{ x.replace('<think>', '</think>') }}", ["</think>"] * 2, id="replacement is written by it"),
         pytest.param("{{ x | replace('<think>', '</think>') }}", ["</think>"] * 2, id="replace filter"),
         pytest.param("{% if '<think>' in x %}<tool_call>{% endif %}", ["<tool_call>"], id="containment"),

@@ -152,6 +152,16 @@ def test_every_cut_gives_the_same(text: str, data: st.DataObject) -> None:
         assert whole[0] == text
 
 
+@pytest.mark.parametrize(
+    "flood", ["<parameter=" * 60_000, "<parameter=a>" * 60_000, "<parameter=>" * 60_000, "</parameter>" * 60_000]
+)
+def test_floods_of_tags_are_read_in_one_pass(flood: str) -> None:
+    """Would take minutes if every opener were searched to the end of the value."""
+    _, parsed = run([call("Bash", ("command", flood))])
+    accepted = flood.startswith(("<parameter=<", "<parameter=>"))
+    assert isinstance(parsed, ParsedCalls) is accepted
+
+
 def test_counts_of_values() -> None:
     _, parsed = run([call("Bash", ("command", "ls"), ("timeout", "soon"), ("extra", "1"))])
     assert isinstance(parsed, ParsedCalls)
