@@ -13,7 +13,7 @@ from ninferd.daemon.gpu_info import GpuDevice, GpuReport, read_gpus
 from ninferd.daemon.memory_info import HostMemory, read_host_memory
 from ninferd.daemon.model_facts import ModelFacts, read_model_facts
 from ninferd.daemon.units import format_bytes
-from ninferd.errors import InputError
+from ninferd.errors import InputError, NinferError
 from ninferd.memory.budget import HEADROOM_BYTES, CapacityPlan, CapacityRequest, plan_capacity
 from ninferd.memory.errors import CapacityError
 from ninferd.memory.geometry import KVGeometry, StateGeometry
@@ -21,6 +21,10 @@ from ninferd.weights.locate import artifact_directory
 
 _KV_BYTES = {"bf16": 2, "fp32": 4}
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class DoesNotFitError(NinferError):
+    """There is not enough memory now. Unlike bad input this may pass: whoever holds the memory may let it go."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
     """Check artifact, device and memory.
 
     ``reclaimable_bytes`` is what the engine that is to be replaced will give back. Raises InputError for an artifact,
-    a context length or a device that cannot be used and CapacityError, with the numbers, where it cannot fit.
+    a context length or a device that cannot be used and DoesNotFitError, with the numbers.
     """
     directory = artifact_directory(settings.model.artifact)
     model = read_model_facts(directory)
@@ -108,7 +112,7 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
     weights_bytes = model.weight_elements * element_bytes
     place = "host memory" if device is None else f"memory of device {device.index}"
     if weights_bytes > available:
-        raise CapacityError(
+        raise DoesNotFitError(
             f"model.artifact: the weights of {directory} need {format_bytes(weights_bytes)} of {place}, "
             f"available: {format_bytes(available)}"
         )
@@ -119,7 +123,10 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
         kv=kv_geometry(model, _KV_BYTES[settings.engine.kv_dtype]),
         state=state_geometry(model, element_bytes),
     )
-    plan = plan_capacity(request, available - weights_bytes, host=device is None)
+    try:
+        plan = plan_capacity(request, available - weights_bytes, host=device is None)
+    except CapacityError as error:
+        raise DoesNotFitError(str(error)) from error
     return PreflightReport(settings.model.artifact, directory, model, device, machine, weights_bytes, plan)
 
 

@@ -120,6 +120,31 @@ def test_stop_while_loading(tmp_path: Path) -> None:
         assert daemon.wait_exit() == 0
 
 
+def test_reload_signal_during_the_load_waits_for_its_end(tmp_path: Path) -> None:
+    with DaemonProcess(tmp_path / "daemon", EMBEDDED) as daemon:
+        daemon.wait_notify("EXTEND_TIMEOUT_USEC")
+        daemon.send(signal.SIGHUP)
+        daemon.wait_notify("READY=1")
+        assert not any("RELOADING=1" in text for text in daemon.notified)
+        daemon.wait_notify("RELOADING=1")
+        daemon.wait_notify("READY=1")
+        daemon.wait_log("reload done | configuration generation 2")
+
+
+def test_engine_that_does_not_stay_up_ends_the_daemon_after_its_answers(tmp_path: Path, endless: Path) -> None:
+    config = f'[model]\nartifact = "{endless}"\n[daemon]\nengine_max_restarts = 0\n'
+    with DaemonProcess(tmp_path / "daemon", config) as daemon:
+        daemon.wait_notify("READY=1")
+        with daemon.stream(max_tokens=8000) as payloads:
+            next(payloads)
+            os.kill(daemon.child_pid, signal.SIGKILL)
+            assert has_error(list(payloads))
+        giving_up = "giving up after 0 restarts within 300 s"
+        assert giving_up in daemon.wait_log("engine failed | ")
+        assert giving_up in daemon.wait_notify("STATUS=engine failed")
+        assert daemon.wait_exit() == 3
+
+
 @pytest.mark.parametrize(
     ("config", "status", "message"),
     [
@@ -129,7 +154,7 @@ def test_stop_while_loading(tmp_path: Path) -> None:
             "ninferd.toml:4: queue.max_pending",
         ),
         ('[model]\nartifact = "/no/such/model"\n', 2, "model.artifact: /no/such/model does not exist"),
-        (EMBEDDED + "[engine]\nmax_context = 32768\nkv_capacity = 2147483647\n", 2, "caches do not fit"),
+        (EMBEDDED + "[engine]\nmax_context = 32768\nkv_capacity = 2147483647\n", 1, "caches do not fit"),
         (EMBEDDED + "[engine]\nmax_context = 40000\n", 2, "this model reaches 32768"),
     ],
     ids=["config", "artifact", "memory", "context"],

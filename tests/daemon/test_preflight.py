@@ -6,10 +6,9 @@ import pytest
 
 from ninferd.daemon.gpu_info import GpuDevice, GpuReport
 from ninferd.daemon.memory_info import HostMemory
-from ninferd.daemon.preflight import Machine, choose_device, run_preflight
+from ninferd.daemon.preflight import DoesNotFitError, Machine, choose_device, run_preflight
 from ninferd.errors import InputError
 from ninferd.memory.budget import HEADROOM_BYTES
-from ninferd.memory.errors import CapacityError
 from tests.daemon.artifacts import CONFIG, write_artifact
 from tests.daemon.support import settings
 
@@ -73,7 +72,7 @@ def test_explicit_type_decides(artifact: Path, dtype: str, weights: int) -> None
 
 
 def test_weights_that_do_not_fit_are_refused_with_numbers(artifact: Path) -> None:
-    with pytest.raises(CapacityError, match=r"need 512.0 MiB of host memory, available: 500.0 MiB"):
+    with pytest.raises(DoesNotFitError, match=r"need 512.0 MiB of host memory, available: 500.0 MiB"):
         run_preflight(settings(str(artifact)), machine(host=500 * MIB))
 
 
@@ -81,7 +80,7 @@ def test_caches_that_do_not_fit_are_refused_with_numbers(artifact: Path) -> None
     needed = 128 * PAGE_BYTES + SLOT_BYTES + HEADROOM_BYTES
     fits = machine(host=512 * MIB + needed)
     assert run_preflight(settings(str(artifact)), fits).capacity.pages == 128
-    with pytest.raises(CapacityError, match="caches do not fit: 128 pages"):
+    with pytest.raises(DoesNotFitError, match="caches do not fit: 128 pages"):
         run_preflight(settings(str(artifact)), machine(host=512 * MIB + needed - 1))
 
 
@@ -91,7 +90,7 @@ def test_what_the_running_engine_gives_back_counts(artifact: Path) -> None:
 
 def test_free_device_memory_counts_not_host_memory(artifact: Path) -> None:
     small = machine(gpus=GpuReport("575.1", (gpu(100 * MIB),)))
-    with pytest.raises(CapacityError, match=r"need 256.0 MiB of memory of device 0, available: 100.0 MiB"):
+    with pytest.raises(DoesNotFitError, match=r"need 256.0 MiB of memory of device 0, available: 100.0 MiB"):
         run_preflight(settings(str(artifact)), small)
 
 

@@ -12,9 +12,9 @@ from ninferd.config.layers import ConfigSources
 from ninferd.config.reload import diff
 from ninferd.config.schema import Settings
 from ninferd.daemon.child import EngineLoadError
+from ninferd.daemon.preflight import DoesNotFitError
 from ninferd.daemon.reload import Reloader, keep_process_values
 from ninferd.daemon.serving import Serving, first_serving, load_config
-from ninferd.memory.errors import CapacityError
 from tests.daemon.support import run, settings
 
 BASE = '[model]\nartifact = "embedded:ninfer-tiny"\n'
@@ -166,7 +166,7 @@ def test_engine_that_does_not_load_keeps_the_old_configuration(tmp_path: Path) -
 
 def test_engine_that_cannot_fit_is_refused_before_the_old_one_is_touched(tmp_path: Path) -> None:
     def too_big(_settings: Settings) -> None:
-        raise CapacityError("needs 3 GiB")
+        raise DoesNotFitError("needs 3 GiB")
 
     setup = make(tmp_path, preflight=too_big)
     setup.write(BASE + "[engine]\nmax_context = 4096\n")
