@@ -12,6 +12,10 @@ from starlette.types import Receive
 
 from ninferd.errors import InputError, NinferError
 
+MAX_DISCARDED_BYTES = 64 << 20
+
+_LENGTH_DIGITS = 20  # more than any length that fits 64 bits
+
 
 class TooManyRequestsError(NinferError):
     """The server already holds as many requests as it may."""
@@ -66,22 +70,32 @@ class InFlightRequests:
 async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
     """The whole body of a request.
 
-    Refuses on ``Content-Length`` before reading anything, and counts while reading, since a chunked body announces no
-    length. Raises BodyTooLargeError, and ClientDisconnect when the client goes away before the end.
+    Refuses by ``Content-Length``, and by counting, since a chunked body announces no length. What is too large is still
+    read for a while and forgotten: a client that is busy sending would not see the refusal otherwise. Raises
+    BodyTooLargeError, and ClientDisconnect when the client goes away before the end.
     """
-    announced = headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit_bytes:
-        raise BodyTooLargeError(limit_bytes)
+    readable = limit_bytes + MAX_DISCARDED_BYTES
+    announced = _announced_bytes(headers)
+    size = announced if announced > readable else 0
     chunks: list[bytes] = []
-    size = 0
-    while True:
+    more = True
+    while more and size <= readable:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > limit_bytes:
-            raise BodyTooLargeError(limit_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+        more = message.get("more_body", False)
+        if max(size, announced) <= limit_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if max(size, announced) > limit_bytes:
+        raise BodyTooLargeError(limit_bytes)
+    return b"".join(chunks)
+
+
+def _announced_bytes(headers: Headers) -> int:
+    """``Content-Length``; 0 when there is none that makes sense, then only counting decides."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _LENGTH_DIGITS else 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ninferd.api import chat_answer
+from ninferd.api.limits import MAX_DISCARDED_BYTES
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import FailureCode
@@ -32,9 +33,18 @@ def error_of(call: RawCall) -> dict[str, Any]:
     return error
 
 
-async def test_announced_body_is_refused_before_it_is_read() -> None:
+async def test_far_too_large_body_is_refused_before_it_is_read() -> None:
+    served = rig(Script(ANSWER), settings=make_settings(limits={"max_request_mib": 1}))
+    call = RawCall(served.app, {"content-length": str(MIB + MAX_DISCARDED_BYTES + 1)})
+    await call.task
+    assert (call.status, error_of(call)["code"]) == (413, "request_too_large")
+
+
+async def test_announced_body_is_refused_when_the_client_has_sent_it() -> None:
     served = rig(Script(ANSWER), settings=make_settings(limits={"max_request_mib": 1}))
     call = RawCall(served.app, {"content-length": str(MIB + 1)})
+    call.send_body(b" " * MIB, more=True)
+    call.send_body(b" ")
     await call.task
     assert (call.status, error_of(call)["code"]) == (413, "request_too_large")
 
@@ -44,8 +54,28 @@ async def test_unannounced_body_is_counted() -> None:
     call = RawCall(served.app)
     call.send_body(b" " * MIB, more=True)
     call.send_body(b" ", more=True)
+    call.send_body(json.dumps(body()).encode())
     await call.task
     assert (call.status, error_of(call)["type"]) == (413, "invalid_request_error")
+
+
+async def test_endless_body_is_not_read_for_ever() -> None:
+    served = rig(Script(ANSWER), settings=make_settings(limits={"max_request_mib": 1}))
+    call = RawCall(served.app)
+    for _ in range(1 + MAX_DISCARDED_BYTES // MIB):
+        call.send_body(MIB * b" ", more=True)
+    call.send_body(b" ", more=True)
+    await call.task
+    assert call.status == 413
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "9" * 5000, ""])
+async def test_senseless_length_is_not_believed(length: str) -> None:
+    served = rig(Script(ANSWER))
+    call = RawCall(served.app, {"content-length": length})
+    call.send_body(json.dumps(body()).encode())
+    await call.task
+    assert call.status == 200
 
 
 async def test_body_of_exactly_the_limit() -> None:

@@ -239,3 +239,13 @@ async def test_many_requests_share_connections() -> None:
         )
     assert [answer.choices[0].message.content for answer in answers] == ["Because."] * 32
     assert len({request.request_id for request in rig.engine.requests}) == 32
+
+
+async def test_body_beyond_the_limit() -> None:
+    async with connected(Script(ANSWER), limits={"max_request_mib": 1}) as (client, rig):
+        huge: Any = [{"role": "user", "content": "x" * (8 << 20)}]
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=huge)
+        assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+        assert (await client.chat.completions.create(model=MODEL, messages=QUESTION)).choices
+        assert len(rig.engine.requests) == 1
