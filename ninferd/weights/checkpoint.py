@@ -114,8 +114,8 @@ def _locate_tensors(directory: Path) -> list[tuple[SafetensorsFile, str]]:
 
 def _from_index(index: Path) -> list[tuple[SafetensorsFile, str]]:
     weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise InputError(f"{index}: weight_map must be an object of tensor names and file names")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: weight_map must be an object that maps tensor names to file names")
     shards: dict[str, SafetensorsFile] = {}
     located = []
     for name, shard in weight_map.items():
