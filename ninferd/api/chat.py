@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ninferd.api.chat_answer import AggregateAnswer, StreamedAnswer
 from ninferd.api.chat_payloads import ChatPayloads
-from ninferd.api.chat_request import ChatRequest, read_chat_request
+from ninferd.api.chat_request import ChatRequest, plan_generation, read_chat_request
 from ninferd.api.context import ApiContext
 from ninferd.api.errors import ApiError, from_exception, queue_timeout
 from ninferd.api.flow import TimedEvents, run_until_disconnect
@@ -34,21 +35,27 @@ PROTOCOL = "openai_chat_completions"
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    request: ChatRequest
-    plan: GenerationPlan
+class _Exchange:
+    """The ASGI side of one call, and how it is accounted for."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    stream: EventStream
+    record: RequestRecord
+
+    async def respond(self, response: Response) -> None:
+        await response(self.scope, self.receive, self.send)
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One call of the endpoint; its settings and frontend stay what they were when it arrived."""
+class _Terms:
+    """What a call is served with: as it was when the call arrived, whatever is reloaded meanwhile."""
 
     settings: Settings
     frontend: ChatFrontend
     info: EngineInfo
-    record: RequestRecord
     deadline_s: float  # for admission, in the event loop's time
-    send: Send
 
 
 class ChatCompletions:
@@ -62,9 +69,9 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = RequestRecord(self._counters, PROTOCOL, scope.get(KEY_LABEL))
-        stream = EventStream(send)
+        exchange = _Exchange(scope, receive, send, EventStream(send), record)
         try:
-            await self._serve(scope, receive, stream, send, record)
+            await self._serve(exchange)
         except ClientDisconnect:
             record.cancelled()
         except asyncio.CancelledError:
@@ -75,83 +82,61 @@ class ChatCompletions:
             if error.status == 500:
                 record.crashed()
             record.failed(error)
-            await self._report(error, stream, scope, receive, send)
+            await self._report(error, exchange)
 
-    async def _serve(
-        self, scope: Scope, receive: Receive, stream: EventStream, send: Send, record: RequestRecord
-    ) -> None:
+    async def _serve(self, exchange: _Exchange) -> None:
         context, settings = self._context, self._context.settings()
         info = context.serving_engine()
         deadline_s = asyncio.get_running_loop().time() + settings.queue.pending_timeout_ms / 1e3
         with context.in_flight.enter(context.max_in_flight()):
-            body = await self._body(scope, receive, settings, deadline_s)
-            call = _Call(settings, context.frontend(), info, record, deadline_s, send)
-            await run_until_disconnect(self._answer(call, body, stream, scope, receive), receive)
+            limit_bytes = settings.limits.max_request_mib << 20
+            async with _until(deadline_s):
+                body = await read_body(Headers(scope=exchange.scope), exchange.receive, limit_bytes)
+            terms = _Terms(settings, context.frontend(), info, deadline_s)
+            await run_until_disconnect(self._answer(exchange, terms, body), exchange.receive)
 
-    async def _body(self, scope: Scope, receive: Receive, settings: Settings, deadline_s: float) -> bytes:
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                return await read_body(Headers(scope=scope), receive, settings.limits.max_request_mib << 20)
-        except TimeoutError:
-            raise queue_timeout() from None
-
-    async def _answer(self, call: _Call, body: bytes, stream: EventStream, scope: Scope, receive: Receive) -> None:
-        prepared = await self._prepare(call, body)
-        request = prepared.request
-        call.record.started(request, thinking=prepared.plan.prompt.enable_thinking)
-        generation = Generation(self._context.engine, call.frontend, prepared.plan)
-        remaining_ms = int(1e3 * (call.deadline_s - asyncio.get_running_loop().time()))
-        events = TimedEvents(generation.events(max(remaining_ms, 1)), call.deadline_s)
-        payloads = ChatPayloads(request.model, call.frontend.tokenizer)
+    async def _answer(self, exchange: _Exchange, terms: _Terms, body: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        async with _until(terms.deadline_s):
+            request, plan = await loop.run_in_executor(self._preparation, _prepare, terms, body)
+        exchange.record.started(request, thinking=plan.prompt.enable_thinking)
+        generation = Generation(self._context.engine, terms.frontend, plan)
+        remaining_ms = int(1e3 * (terms.deadline_s - loop.time()))
+        events = TimedEvents(generation.events(max(remaining_ms, 1)), terms.deadline_s)
+        payloads = ChatPayloads(request.model, terms.frontend.tokenizer)
         headers = {"x-ninfer-ignored": ",".join(request.ignored)} if request.ignored else {}
         try:
             if request.form.stream:
-                answer = StreamedAnswer(stream, payloads, request, generation, call.record)
-                await answer.send(events, headers, call.settings.http.keepalive_comment_s)
+                answer = StreamedAnswer(exchange.stream, payloads, request, generation, exchange.record)
+                await answer.send(events, headers, terms.settings.http.keepalive_comment_s)
             else:
-                payload = await AggregateAnswer(payloads, request, call.record).collect(events)
-                response = Response(msgspec.json.encode(payload), 200, headers, "application/json")
-                await response(scope, receive, call.send)
+                payload = await AggregateAnswer(payloads, request, exchange.record).collect(events)
+                await exchange.respond(Response(msgspec.json.encode(payload), 200, headers, "application/json"))
         finally:
             await events.aclose()
 
-    async def _prepare(self, call: _Call, body: bytes) -> _Prepared:
-        loop = asyncio.get_running_loop()
-        model = public_model_name(call.settings, call.info)
-        try:
-            async with asyncio.timeout_at(call.deadline_s):
-                return await loop.run_in_executor(self._preparation, _prepare, call, body, model)
-        except TimeoutError:
-            raise queue_timeout() from None
-
-    async def _report(self, error: ApiError, stream: EventStream, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _report(self, error: ApiError, exchange: _Exchange) -> None:
         """As an HTTP error while that is still possible, else as the last frame, with no ``[DONE]`` after it."""
-        if stream.started:
-            await stream.write(data_frame(error.body()))
-            await stream.end()
-            return
-        response = error.response(retry_after=self._context.settings().http.retry_after)
-        await response(scope, receive, send)
+        if exchange.stream.started:
+            await exchange.stream.write(data_frame(error.body()))
+            await exchange.stream.end()
+        else:
+            await exchange.respond(error.response(retry_after=self._context.settings().http.retry_after))
 
 
-def _prepare(call: _Call, body: bytes, model: str) -> _Prepared:
+@asynccontextmanager
+async def _until(deadline_s: float) -> AsyncIterator[None]:
+    """Raises the queue timeout when the block lasts beyond the deadline."""
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            yield
+    except TimeoutError:
+        raise queue_timeout() from None
+
+
+def _prepare(terms: _Terms, body: bytes) -> tuple[ChatRequest, GenerationPlan]:
     """The CPU-heavy part: parse, validate, render, tokenise."""
-    settings, frontend, max_context = call.settings, call.frontend, call.info.max_context
+    settings, max_context = terms.settings, terms.info.max_context
+    model = public_model_name(settings, terms.info)
     request = read_chat_request(body, settings, model=model, max_context=max_context)
-    prompt = frontend.prepare(request.conversation, settings, max_context=max_context)
-    sampling = frontend.sampling(
-        settings,
-        request.sampler,
-        thinking=prompt.enable_thinking,
-        seed=request.seed,
-        top_logprobs=request.top_logprobs,
-    )
-    plan = GenerationPlan(
-        request_id=secrets.token_hex(16),
-        prompt=prompt,
-        sampling=sampling,
-        max_tokens=request.max_tokens,
-        stop=request.stop,
-        first_call_only=request.first_call_only,
-    )
-    return _Prepared(request, plan)
+    return request, plan_generation(request, terms.frontend, settings, max_context=max_context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,8 @@ from ninferd.api.chat_tools import tool_use
 from ninferd.api.compat import Leniency
 from ninferd.api.errors import bad_request, model_not_found
 from ninferd.chat.conversation import Conversation, Message, ThinkingOptions
+from ninferd.chat.frontend import ChatFrontend
+from ninferd.chat.generation import GenerationPlan
 from ninferd.chat.sampling import SamplerFields
 from ninferd.chat.stop import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from ninferd.config.schema import Settings
@@ -80,6 +83,28 @@ def read_chat_request(body: bytes, settings: Settings, *, model: str, max_contex
         first_call_only=tools.first_call_only,
         form=_stream_form(fields),
         ignored=leniency.ignored,
+    )
+
+
+def plan_generation(
+    request: ChatRequest, frontend: ChatFrontend, settings: Settings, *, max_context: int
+) -> GenerationPlan:
+    """Render, tokenise and fix the sampling of a request; raises what ``ChatFrontend`` raises."""
+    prompt = frontend.prepare(request.conversation, settings, max_context=max_context)
+    sampling = frontend.sampling(
+        settings,
+        request.sampler,
+        thinking=prompt.enable_thinking,
+        seed=request.seed,
+        top_logprobs=request.top_logprobs,
+    )
+    return GenerationPlan(
+        request_id=secrets.token_hex(16),
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=request.max_tokens,
+        stop=request.stop,
+        first_call_only=request.first_call_only,
     )
 
 

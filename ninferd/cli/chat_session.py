@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from ninferd.api.chat_payloads import message_of, timings_of
-from ninferd.api.chat_request import read_chat_request
+from ninferd.api.chat_request import plan_generation, read_chat_request
 from ninferd.api.errors import ApiError, from_exception
 from ninferd.api.models import public_model_name
 from ninferd.chat.generation import Finish, Generation, GenerationPlan
@@ -95,12 +95,9 @@ class Session:
         model = public_model_name(self._settings, info)
         encoded = msgspec.json.encode({"model": model, **body})
         request = read_chat_request(encoded, self._settings, model=model, max_context=info.max_context)
-        prompt = self._frontend.prepare(request.conversation, self._settings, max_context=info.max_context)
-        seed = DEFAULT_SEED if request.seed is None and self._settings.sampling.seed is None else request.seed
-        sampling = self._frontend.sampling(self._settings, request.sampler, thinking=prompt.enable_thinking, seed=seed)
-        return GenerationPlan(
-            secrets.token_hex(16), prompt, sampling, request.max_tokens, request.stop, request.first_call_only
-        )
+        if request.seed is None and self._settings.sampling.seed is None:
+            request = replace(request, seed=DEFAULT_SEED)
+        return plan_generation(request, self._frontend, self._settings, max_context=info.max_context)
 
 
 class _Printer:
