@@ -32,7 +32,6 @@ from ninferd.daemon.listener import FLUSH_S, format_address, hypercorn_config, o
 from ninferd.daemon.notify import ServiceNotifier
 from ninferd.daemon.preflight import Machine, run_preflight
 from ninferd.daemon.reload import Reloader
-from ninferd.daemon.restart_policy import RestartPolicy
 from ninferd.daemon.serving import Serving, first_serving, load_config
 from ninferd.daemon.stats_dump import read_stats
 from ninferd.daemon.supervisor import EngineGaveUpError, Supervisor
@@ -71,8 +70,6 @@ def _prepare(sources: ConfigSources) -> tuple[Serving, HypercornConfig]:
     resolved = load_config(sources)
     settings = resolved.settings
     set_level(settings.log.level)
-    for warning in resolved.warnings:
-        logger.warning("config | %s", warning)
     logger.info("ninferd %s | profile %s | pid %d", __version__, resolved.profile or "none", os.getpid())
     logger.info("preflight | %s", "\n".join(run_preflight(settings, Machine.read()).lines()))
     serving = first_serving(resolved)
@@ -91,11 +88,9 @@ class Daemon:
     """The running main process. Made and used inside one event loop."""
 
     def __init__(self, sources: ConfigSources, serving: Serving, console: Console, notifier: ServiceNotifier) -> None:
-        limits = serving.settings.daemon
-        policy = RestartPolicy(limits.engine_max_restarts, limits.engine_restart_window_s)
         self._console = console
         self._notifier = notifier
-        self._supervisor = Supervisor(serving.settings, self, policy)
+        self._supervisor = Supervisor(serving.settings, self)
         self._reloader = Reloader(sources, serving, self._supervisor, self._preflight_replacement, self)
         self._api = ApiContext(
             engine=self._supervisor,

@@ -11,7 +11,7 @@ BACKOFF_LIMIT_S = 30.0
 class RestartPolicy:
     """At most ``max_restarts`` within any ``window_s``, each after twice the wait of the one before it."""
 
-    def __init__(self, max_restarts: int, window_s: float, backoff_base_s: float = BACKOFF_BASE_S) -> None:
+    def __init__(self, max_restarts: int, window_s: float, backoff_base_s: float) -> None:
         self.max_restarts = max_restarts
         self.window_s = window_s
         self._backoff_base_s = backoff_base_s

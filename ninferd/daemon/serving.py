@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from ninferd.api.context import ConfigStatus
@@ -13,6 +14,8 @@ from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys, load_api_keys
 from ninferd.errors import InputError
 from ninferd.weights.locate import artifact_directory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ def load_config(sources: ConfigSources) -> ResolvedConfig:
     problems = unavailable(resolved)
     if problems:
         raise InputError("\n".join(problems))
+    for warning in resolved.warnings:
+        logger.warning("config | %s", warning)
     return resolved
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Protocol
 from ninferd.config.schema import Settings
 from ninferd.daemon.child import ENGINE_COMMAND, EngineChild, EngineLoadError
 from ninferd.daemon.requests import RequestTable, TrackedRequest
-from ninferd.daemon.restart_policy import RestartPolicy
+from ninferd.daemon.restart_policy import BACKOFF_BASE_S, RestartPolicy
 from ninferd.engine.client import EngineState
 from ninferd.engine.messages import (
     CancelRequest,
@@ -63,12 +63,13 @@ class Supervisor:
         self,
         settings: Settings,
         observer: SupervisorObserver,
-        policy: RestartPolicy,
         command: Sequence[str] = ENGINE_COMMAND,
+        backoff_base_s: float = BACKOFF_BASE_S,
     ) -> None:
+        limits = settings.daemon
         self._settings = settings
         self._observer = observer
-        self._policy = policy
+        self._policy = RestartPolicy(limits.engine_max_restarts, limits.engine_restart_window_s, backoff_base_s)
         self._command = command
         self._requests = RequestTable()
         self._child: EngineChild | None = None
@@ -147,17 +148,17 @@ class Supervisor:
             if settings.model.artifact != old.model.artifact:  # what waits was tokenized for the other model
                 for tracked in self._requests.unsent():
                     self._requests.fail(tracked, "unavailable", _MODEL_CHANGED)
-            self._settings = settings
+            self.apply_live(settings)
             try:
                 await self._load(settings)
             except EngineLoadError as error:
                 logger.error("the new engine configuration does not load, going back to the old one: %s", error)
-                self._settings = old
+                self.apply_live(old)
                 await self._load_or_leave_to_supervise(old)
                 raise
 
     def apply_live(self, settings: Settings) -> None:
-        """Take over ``settings`` that differ from the running ones in live keys only."""
+        """Take over ``settings``; a child that already runs keeps its own until it is replaced or restarted."""
         self._settings = settings
         self._policy.max_restarts = settings.daemon.engine_max_restarts
         self._policy.window_s = settings.daemon.engine_restart_window_s

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ninferd.config.schema import Settings
-from ninferd.daemon.restart_policy import RestartPolicy
 from ninferd.daemon.supervisor import Supervisor
 from ninferd.engine.messages import GenerationRequest, LoadProgress, PromptIdentity, RequestEvent, SamplingParams
 from tests.daemon.fake_engine import Act
@@ -88,15 +87,14 @@ async def supervised(
     directory: Path,
     configuration: Settings | None = None,
     *,
-    policy: RestartPolicy | None = None,
     observer: Observer | None = None,
 ) -> AsyncIterator[tuple[Supervisor, asyncio.Task[None]]]:
     """A started supervisor over the fake engine, and its ``supervise`` task."""
     supervisor = Supervisor(
         configuration or settings(),
         observer or Observer(),
-        policy or RestartPolicy(max_restarts=3, window_s=300, backoff_base_s=0),
         command=fake_command(directory),
+        backoff_base_s=0,
     )
     watch: asyncio.Task[None] | None = None
     try:

@@ -3,12 +3,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from ninferd.config.layers import ConfigSources
+from ninferd.config.layers import ConfigSources, ResolvedConfig, load
+from ninferd.config.origin import Problem
 from ninferd.config.reload import diff
 from ninferd.config.schema import Settings
 from ninferd.daemon.child import EngineLoadError
@@ -174,6 +175,17 @@ def test_engine_that_cannot_fit_is_refused_before_the_old_one_is_touched(tmp_pat
     assert setup.engine.replaced == []
     setup.write(BASE + "[queue]\nmax_pending = 3\n")
     assert setup.reload().status.last_reload_error is None, "live keys need no preflight"
+
+
+def test_warnings_of_the_configuration_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_with_warning(sources: ConfigSources) -> ResolvedConfig:
+        return replace(load(sources), warnings=(Problem("a.toml:3", "queue.max_pending", "is odd"),))
+
+    monkeypatch.setattr("ninferd.daemon.serving.load", load_with_warning)
+    make(tmp_path).reload()
+    assert "config | a.toml:3: queue.max_pending: is odd" in caplog.messages
 
 
 def test_files_of_unchanged_keys_are_read_again(tmp_path: Path) -> None:

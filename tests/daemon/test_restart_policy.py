@@ -19,10 +19,10 @@ def test_old_restarts_are_forgotten() -> None:
 
 
 def test_wait_is_bounded() -> None:
-    policy = RestartPolicy(max_restarts=50, window_s=1e6)
+    policy = RestartPolicy(max_restarts=50, window_s=1e6, backoff_base_s=0.5)
     delays = [policy.next_delay(float(now)) for now in range(50)]
     assert max(delay for delay in delays if delay is not None) == BACKOFF_LIMIT_S
 
 
 def test_none_allowed() -> None:
-    assert RestartPolicy(max_restarts=0, window_s=1).next_delay(0.0) is None
+    assert RestartPolicy(max_restarts=0, window_s=1, backoff_base_s=0.5).next_delay(0.0) is None

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ninferd.daemon.child import EngineLoadError
-from ninferd.daemon.restart_policy import RestartPolicy
 from ninferd.daemon.supervisor import EngineGaveUpError
 from ninferd.engine.messages import (
     LoadProgress,
@@ -113,8 +112,8 @@ def test_gives_up_after_too_many_crashes(tmp_path: Path) -> None:
     observer = Observer()
 
     async def body() -> None:
-        policy = RestartPolicy(max_restarts=2, window_s=300, backoff_base_s=0)
-        async with supervised(tmp_path, policy=policy, observer=observer) as (supervisor, watch):
+        limits = settings(daemon={"engine_max_restarts": 2})
+        async with supervised(tmp_path, limits, observer=observer) as (supervisor, watch):
             victim = Reader(supervisor, request("a", Act.CRASH_ALWAYS))
             with pytest.raises(EngineGaveUpError, match=r"2 restarts within 300 s.*exited with status 7") as caught:
                 await watch
@@ -134,8 +133,8 @@ def test_gives_up_after_too_many_crashes(tmp_path: Path) -> None:
 
 def test_failed_reloads_of_a_crashed_engine_count_as_restarts(tmp_path: Path) -> None:
     async def body() -> None:
-        policy = RestartPolicy(max_restarts=2, window_s=300, backoff_base_s=0)
-        async with supervised(tmp_path, settings("loads-once"), policy=policy) as (supervisor, watch):
+        limits = settings("loads-once", daemon={"engine_max_restarts": 2})
+        async with supervised(tmp_path, limits) as (supervisor, watch):
             victim = Reader(supervisor, request("a", Act.CRASH_STREAMING))
             with pytest.raises(EngineGaveUpError, match="the disk is gone"):
                 await watch
@@ -226,8 +225,8 @@ def test_replace_goes_back_to_the_old_configuration(tmp_path: Path, bad: str) ->
 
 def test_replace_that_cannot_go_back_falls_to_restarts(tmp_path: Path) -> None:
     async def body() -> None:
-        policy = RestartPolicy(max_restarts=1, window_s=300, backoff_base_s=0)
-        async with supervised(tmp_path, settings("loads-once"), policy=policy) as (supervisor, watch):
+        limits = settings("loads-once", daemon={"engine_max_restarts": 1})
+        async with supervised(tmp_path, limits) as (supervisor, watch):
             with pytest.raises(EngineLoadError, match="artifact is broken"):
                 await supervisor.replace(settings("fails"))
             with pytest.raises(EngineGaveUpError, match="the disk is gone"):
@@ -235,6 +234,30 @@ def test_replace_that_cannot_go_back_falls_to_restarts(tmp_path: Path) -> None:
 
     run(body())
     assert launches(tmp_path) == ["loads-once", "fails", "loads-once", "loads-once"]
+
+
+def test_new_restart_limits_apply_live_and_with_a_replacement(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with supervised(tmp_path) as (supervisor, watch):
+            supervisor.apply_live(settings(daemon={"engine_max_restarts": 9}))
+            await supervisor.replace(settings(engine={"max_context": 64}, daemon={"engine_max_restarts": 0}))
+            victim = Reader(supervisor, request("a", Act.CRASH_STREAMING))
+            with pytest.raises(EngineGaveUpError, match="giving up after 0 restarts"):
+                await watch
+            await victim.task
+
+    run(body())
+
+
+def test_failed_replacement_keeps_the_old_restart_limits(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with supervised(tmp_path, settings(daemon={"engine_max_restarts": 1})) as (supervisor, _):
+            with pytest.raises(EngineLoadError):
+                await supervisor.replace(settings("fails", daemon={"engine_max_restarts": 0}))
+            await Reader(supervisor, request("a", Act.CRASH_STREAMING)).task
+            assert isinstance((await Reader(supervisor, request("b", Act.ANSWER)).task)[-1], RequestFinished)
+
+    run(body())
 
 
 def test_requests_tokenized_for_another_model_do_not_reach_the_new_one(tmp_path: Path) -> None:
