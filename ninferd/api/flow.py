@@ -24,9 +24,8 @@ async def run_until_disconnect(work: Coroutine[Any, Any, None], receive: Receive
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             await working
-            return
-        await _cancel(working)
-        raise ClientDisconnect
+        else:
+            raise ClientDisconnect
     finally:
         await _cancel(watching)
         await _cancel(working)

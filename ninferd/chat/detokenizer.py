@@ -23,6 +23,4 @@ class Detokenizer:
 
     def flush(self) -> str:
         """End of a channel: what is still incomplete becomes U+FFFD, and the next token starts afresh."""
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
+        return self._decoder.decode(b"", final=True)

@@ -73,7 +73,6 @@ class OutputReader:
         self._reasoning_lead = LeadingTrim(None)
         self._reasoning_tail = TrailingTrim()
         self._content_lead = LeadingTrim("")
-        self._stop_strings = stop
         self._stop = StopMatcher(stop)
         self._hold = ToolCallHold(prompt.tools, seed=prompt.seed_text)
         self._first_call_only = first_call_only
@@ -113,7 +112,6 @@ class OutputReader:
 
     def _change_channel(self, left: Channel) -> list[AnswerDelta]:
         deltas = self._close(left)
-        self._stop = StopMatcher(self._stop_strings)
         if left == "reasoning":
             self._content_lead = LeadingTrim("\r\n")
         return deltas
