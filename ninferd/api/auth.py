@@ -9,9 +9,9 @@ from ninferd.config.secrets import ApiKeys
 
 def presented_key(headers: Headers) -> str | None:
     """The key of ``Authorization: Bearer KEY`` (scheme in any case) or of ``x-api-key``."""
-    scheme, _, value = headers.get("authorization", "").strip(" \t").partition(" ")
+    scheme, *value = headers.get("authorization", "").split(maxsplit=1) or [""]
     if scheme.lower() == "bearer":
-        return value.strip(" \t")
+        return "".join(value).rstrip()
     return headers.get("x-api-key")
 
 

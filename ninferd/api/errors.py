@@ -115,7 +115,9 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, GenerationFailedError):
         return _from_engine(error)
     if isinstance(error, ContextLengthError):
-        extra = {"prompt_tokens": error.prompt_tokens, "max_context": error.max_context}
+        extra = {"max_context": error.max_context}
+        if error.prompt_tokens is not None:
+            extra["prompt_tokens"] = error.prompt_tokens
         return ApiError(400, str(error), param="messages", code="context_length_exceeded", extra=extra)
     if isinstance(error, TemplateOptionConflictError):
         return bad_request(str(error), error.option, "conflicting_template_option")

@@ -37,12 +37,11 @@ class SamplingError(InputError):
 
 
 class ContextLengthError(InputError):
-    """The prompt alone is longer than the context."""
+    """The prompt alone is longer than the context; ``prompt_tokens`` is None when it was too long to be counted."""
 
-    def __init__(self, prompt_tokens: int, max_context: int) -> None:
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens, but the context holds {max_context}; shorten the conversation"
-        )
+    def __init__(self, prompt_tokens: int | None, max_context: int) -> None:
+        length = f"more than {max_context}" if prompt_tokens is None else str(prompt_tokens)
+        super().__init__(f"the prompt has {length} tokens, the context holds {max_context}; shorten the conversation")
         self.prompt_tokens = prompt_tokens
         self.max_context = max_context
 

@@ -128,7 +128,7 @@ class ChatFrontend:
         try:
             return self.template.render(variables, max_chars=max_context * chars_per_token)
         except RenderTooLargeError:
-            raise ContextLengthError(max_context + 1, max_context) from None
+            raise ContextLengthError(None, max_context) from None
 
     def _probe(self, settings: Settings, origin: str) -> None:
         """Render a harmless conversation and compare with tokenising its visible text whole."""

@@ -66,6 +66,8 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 (gives input() line editing and history)
     options = _answer_options(args)
     messages: list[dict[str, Any]] = []
     with _open_session(args) as session:

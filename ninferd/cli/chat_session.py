@@ -8,7 +8,7 @@ import sys
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import msgspec
 
@@ -142,7 +142,7 @@ class _Printer:
         _write(sys.stderr, f"{_PLAIN if self._dims else ''}\n\n")
 
 
-def _write(stream: Any, text: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()
 
@@ -158,4 +158,4 @@ def _statistics(finish: Finish) -> str:
 def _show_loading(progress: LoadProgress) -> None:
     if sys.stderr.isatty():
         done = f" {progress.done_bytes / progress.total_bytes:.0%}" if progress.total_bytes else ""
-        _write(sys.stderr, f"{_CLEAR_LINE}{progress.stage}{done}")
+        _write(sys.stderr, f"{_CLEAR_LINE}loading {progress.stage}{done}")

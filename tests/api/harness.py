@@ -89,13 +89,18 @@ class Rig:
 
 
 def frames_of(text: str) -> list[Any]:
+    """The frames of an event stream: parsed JSON, or the text of a comment or of ``[DONE]``."""
     assert text.endswith("\n\n"), "a frame ends with a blank line"
-    frames: list[Any] = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        assert "\n" not in frame, "a frame is one line"
-        data = frame.removeprefix("data: ")
-        frames.append(frame if frame.startswith(":") or data == "[DONE]" else json.loads(data))
-    return [frame.removeprefix("data: ") if isinstance(frame, str) else frame for frame in frames]
+    return [_frame(frame) for frame in text.removesuffix("\n\n").split("\n\n")]
+
+
+def _frame(frame: str) -> Any:
+    assert "\n" not in frame, "a frame is one line"
+    if frame.startswith(":"):
+        return frame
+    assert frame.startswith("data: ")
+    data = frame.removeprefix("data: ")
+    return data if data == "[DONE]" else json.loads(data)
 
 
 class RawCall:

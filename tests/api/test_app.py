@@ -100,6 +100,7 @@ KEYS = {"alice": "key-a", "bob": "key-b"}
     [
         ({"authorization": "Bearer key-a"}, True),
         ({"authorization": "bearer \t key-b "}, True),
+        ({"authorization": "BEARER\tkey-b"}, True),
         ({"x-api-key": "key-b"}, True),
         ({}, False),
         ({"authorization": "Bearer wrong"}, False),

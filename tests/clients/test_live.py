@@ -1,49 +1,65 @@
-"""The whole path at once: the real model and engine, the real listener, the official client."""
+"""The whole path at once: a real model and engine, the real listener, the official client.
+
+The model has the embedded model's tokenizer and template but made-up weights, so it does not end its answers by itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from ninferd.api.context import ApiContext, ConfigStatus
+from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.secrets import ApiKeys
 from ninferd.engine.build import build_engine
 from ninferd.engine.local import LocalEngine
 from ninferd.engine.messages import EngineStats
 from tests.clients.live_server import running
-from tests.support.frontends import make_settings, tiny_frontend
+from tests.support.checkpoints import TEXT, write_random_checkpoint
+from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
 
 pytestmark = pytest.mark.anyio
 
-MODEL = "ninfer-tiny"
-SETTINGS = make_settings(
-    engine={
-        "device": "cpu",
-        "dtype": "float32",
-        "kv_dtype": "fp32",
-        "max_context": 2048,
-        "max_concurrency": 8,
-        "kv_capacity": 16384,
-        "prefill_chunk": 128,
-    }
-)
+MODEL = "made-up"
+ENGINE = {
+    "device": "cpu",
+    "dtype": "float32",
+    "kv_dtype": "fp32",
+    "max_context": 2048,
+    "max_concurrency": 8,
+    "kv_capacity": 16384,
+    "prefill_chunk": 128,
+}
 LENGTHS = [(1, 24), (400, 8), (30, 40), (150, 16), (5, 33), (260, 12), (60, 1), (90, 28)]
 """(words in the question, tokens in the answer) of each client."""
 
 
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(directory, {**TEXT, "vocab_size": len(tiny_frontend().tokenizer.token_bytes)}, seed=0)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(tiny_directory() / name, directory / name)
+    return directory
+
+
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
-    async with LocalEngine(partial(build_engine, SETTINGS)) as engine:
+async def served(directory: Path) -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
+    settings = make_settings(model={"artifact": str(directory), "id": MODEL}, engine=ENGINE)
+    frontend = ChatFrontend.load(directory, settings)
+    async with LocalEngine(partial(build_engine, settings)) as engine:
         context = ApiContext(
             engine=engine,
-            settings=lambda: SETTINGS,
-            frontend=tiny_frontend,
+            settings=lambda: settings,
+            frontend=lambda: frontend,
             api_keys=lambda: ApiKeys({}),
             config_status=ConfigStatus,
         )
@@ -98,22 +114,23 @@ async def idle_stats(engine: LocalEngine) -> EngineStats:
             await asyncio.sleep(0.05)
 
 
-async def test_concurrent_streams_equal_solo_runs_and_nothing_leaks() -> None:
-    async with served() as (client, engine):
+async def test_concurrent_streams_equal_solo_runs_and_nothing_leaks(model_directory: Path) -> None:
+    async with served(model_directory) as (client, engine):
         solo = [await answer(client, *lengths) for lengths in LENGTHS]
         leaving = [leave_early(client, words) for words in (20, 200)]
         together, _ = await asyncio.gather(
             asyncio.gather(*(answer(client, *lengths) for lengths in LENGTHS)), asyncio.gather(*leaving)
         )
         assert together == solo
+        assert len(set(solo)) == len(LENGTHS), "the answers differ, so equality means something"
         assert all(1 <= tokens <= max_tokens for (_, _, tokens), (_, max_tokens) in zip(solo, LENGTHS, strict=True))
         stats = await idle_stats(engine)
         assert stats.requests_cancelled == 2
         assert (stats.pages_used, stats.state_slots_used) == (0, 0)
 
 
-async def test_seed_repeats_a_sampled_answer() -> None:
-    async with served() as (client, _):
+async def test_seed_repeats_a_sampled_answer(model_directory: Path) -> None:
+    async with served(model_directory) as (client, _):
         fields: Any = {
             "model": MODEL,
             "messages": [{"role": "user", "content": "hi"}],
@@ -124,8 +141,8 @@ async def test_seed_repeats_a_sampled_answer() -> None:
     assert answers[0] == answers[1] != answers[2]
 
 
-async def test_usage_and_limits() -> None:
-    async with served() as (client, _):
+async def test_usage_and_limits(model_directory: Path) -> None:
+    async with served(model_directory) as (client, _):
         question: Any = [{"role": "user", "content": "hello"}]
         nothing = await client.chat.completions.create(model=MODEL, messages=question, max_tokens=0)
         assert (nothing.choices[0].finish_reason, nothing.choices[0].message.content) == ("length", "")
