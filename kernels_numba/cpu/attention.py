@@ -12,7 +12,7 @@ from kernels_numba.cpu.jit import ORDERED, REORDERED, compiled
 from kernels_numba.cpu.products import ROWS, add_products_of_four, dots_of_four
 from kernels_numba.cpu.rows import rms_norm_row
 from kernels_numba.cpu.scalar import exp32, sigmoid
-from kernels_numba.cpu.storage import readable, store32, stored
+from kernels_numba.cpu.storage import store32, stored
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 
 QUERY_BLOCK = 16
@@ -161,7 +161,6 @@ def _sequences(
     scores = np.empty((padded, page_tokens), np.float32)
     maxima = np.empty(padded, np.float32)
     totals = np.empty(padded, np.float32)
-    page_buffer = np.empty((page_tokens, head_dim), np.float32)
     for sequence in range(context_lengths.shape[0]):
         for first in range(0, tokens_each, block):
             count = min(block, tokens_each - first)
@@ -179,14 +178,11 @@ def _sequences(
                     cached = kv[page_table[sequence, logical], layer]
                     start = logical * page_tokens
                     valid = min(page_tokens, position + count - start)
-                    keys = readable(cached[0, kv_head], valid, page_buffer)
-                    _score(vectors, keys, valid, scores)
+                    _score(vectors, cached[0, kv_head], valid, scores)
                     _soften(scores, valid, group, position - start, sums, maxima, totals)
-                    values = readable(cached[1, kv_head], valid, page_buffer)
+                    values = cached[1, kv_head, :valid]
                     for four in range(0, padded, ROWS):
-                        add_products_of_four(
-                            scores[four : four + ROWS, :valid], values[:valid], sums[four : four + ROWS]
-                        )
+                        add_products_of_four(scores[four : four + ROWS, :valid], values, sums[four : four + ROWS])
                 for row in range(count):
                     for member in range(group):
                         head = kv_head * group + member

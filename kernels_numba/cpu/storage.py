@@ -1,4 +1,4 @@
-"""Cache tensors as numpy arrays, in float32 or in the bits of bfloat16, which numpy has no type for."""
+"""Weights and caches as numpy arrays, in float32 or in the bits of bfloat16, which numpy has no type for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 BFLOAT16_NAN = np.uint16(0x7FC0)
 
 
-def stored(cache: Tensor) -> Any:
-    """A view of a float32 cache, or of the bits of a bfloat16 one."""
-    return cache.view(torch.uint16).numpy() if cache.dtype == torch.bfloat16 else cache.numpy()
+def stored(tensor: Tensor) -> Any:
+    """A view of a float32 tensor, or of the bits of a bfloat16 one."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def load32(value: Any) -> Any:
@@ -50,22 +50,3 @@ def _store32(array: Any, index: Any, value: Any) -> Any:  # noqa: ARG001  (numba
         array[index] = value
 
     return store_bfloat16 if array.dtype == types.uint16 else store_float32
-
-
-def readable(rows: Any, count: Any, buffer: Any) -> Any:
-    """The first ``count`` of the stored ``rows [T, D]`` as float32: themselves, or converted into ``buffer``."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(readable)
-def _readable(rows: Any, count: Any, buffer: Any) -> Any:  # noqa: ARG001  (numba matches the names)
-    def convert(rows: Any, count: Any, buffer: Any) -> Any:
-        for t in range(count):
-            for d in range(rows.shape[1]):
-                buffer[t, d] = load32(rows[t, d])
-        return buffer
-
-    def same(rows: Any, count: Any, buffer: Any) -> Any:  # noqa: ARG001
-        return rows
-
-    return convert if rows.dtype == types.uint16 else same
