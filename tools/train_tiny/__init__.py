@@ -1,0 +1,1 @@
+"""Trains ``ninfer-tiny``, the hybrid model embedded in ninferd for tests, demos and kernel checks."""
