@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ninferd import __version__
+from ninferd.config.origin import ConfigError
 from ninferd.errors import NinferError
 
 
@@ -27,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         status: int = args.handler(args)
+    except ConfigError as error:
+        print(*error.lines, sep="\n", file=sys.stderr)
+        return error.exit_status
     except NinferError as error:
         print(f"ninferd: {error}", file=sys.stderr)
         return error.exit_status

@@ -31,6 +31,8 @@ def register(commands: Commands) -> None:
     generate = commands.add_parser(
         "generate",
         help="answer one prompt: text on stdout, reasoning and statistics on stderr",
+        usage="%(prog)s [ARTIFACT] (--prompt TEXT | --messages FILE) [--max-tokens N] [--stop TEXT] "
+        "[CONFIGURATION OPTIONS]",
         description="Sampling flags such as --temperature, --seed and --no-thinking are listed below.",
     )
     source = generate.add_mutually_exclusive_group(required=True)
@@ -44,7 +46,11 @@ def register(commands: Commands) -> None:
     _add_answer_options(generate)
     generate.set_defaults(handler=_generate)
     chat = commands.add_parser(
-        "chat", help="talk to the model", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        "chat",
+        help="talk to the model",
+        usage="%(prog)s [ARTIFACT] [--max-tokens N] [--stop TEXT] [CONFIGURATION OPTIONS]",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_answer_options(chat)
     chat.set_defaults(handler=_chat)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ninferd.cli.options import add_config_options, sources_from_args
@@ -52,44 +51,17 @@ def run_check(args: argparse.Namespace) -> int:
     """One line per problem on standard error; 0 valid, 2 not."""
     from ninferd.config.layers import load
     from ninferd.config.origin import ConfigError
+    from ninferd.daemon.serving import outside_problems
 
-    try:
-        resolved = load(sources_from_args(args))
-    except ConfigError as error:
-        return _refuse(map(str, error.problems))
+    resolved = load(sources_from_args(args))
     for warning in resolved.warnings:
         print(f"config warning: {warning}", file=sys.stderr)
-    problems = list(_beyond_schema(resolved))
+    problems = outside_problems(resolved)
     if problems:
-        return _refuse(problems)
+        raise ConfigError(problems)
     files = ", ".join(map(str, resolved.files)) or "no file (defaults, environment and command line only)"
     print(f"configuration is valid; read {files}")
     return 0
-
-
-def _refuse(problems: Iterator[str] | list[str]) -> int:
-    for problem in problems:
-        print(f"config error: {problem}", file=sys.stderr)
-    return 2
-
-
-def _beyond_schema(resolved: ResolvedConfig) -> Iterator[str]:
-    """What only shows outside the configuration: features of this build, the model, the key file."""
-    from ninferd.config.availability import unavailable
-    from ninferd.config.origin import ConfigError
-    from ninferd.config.secrets import load_api_keys
-    from ninferd.errors import InputError
-    from ninferd.weights.locate import artifact_directory
-
-    yield from unavailable(resolved)
-    try:
-        artifact_directory(resolved.settings.model.artifact)
-    except InputError as error:
-        yield f"{resolved.origin('model.artifact')}: {error}"
-    try:
-        load_api_keys(resolved.settings.server, resolved.sources.env)
-    except ConfigError as error:
-        yield from map(str, error.problems)
 
 
 def run_show(args: argparse.Namespace) -> int:
@@ -117,9 +89,9 @@ def run_diff(args: argparse.Namespace) -> int:
     print(f"running: pid {running.pid}, generation {running.generation}, profile {running.profile or 'none'}")
     try:
         resolved = load(running.sources.to_sources())
-    except ConfigError as error:
+    except ConfigError:
         print("a reload would be refused and the running configuration kept:", file=sys.stderr)
-        return _refuse(map(str, error.problems))
+        raise
     _print_differences(running, resolved)
     return 0
 

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the command to the tree."""
-    parser = commands.add_parser("run", help="serve a model until stopped (SIGHUP reloads, SIGTERM drains)")
+    parser = commands.add_parser(
+        "run",
+        help="serve a model until stopped (SIGHUP reloads, SIGTERM drains)",
+        usage="%(prog)s [ARTIFACT] [CONFIGURATION OPTIONS]",
+    )
     add_config_options(parser, positional_artifact=True)
     parser.set_defaults(handler=_run)
 

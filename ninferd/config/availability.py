@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ninferd.config.describe import toml_text
 from ninferd.config.keys import KEYS, KeySpec
 from ninferd.config.layers import ResolvedConfig
+from ninferd.config.origin import Problem
 
 _LATER_GROUPS = frozenset({"spec", "cache", "media", "responses", "request_log", "monitor", "tools"})
 _LATER_KEYS = frozenset(
@@ -52,10 +53,13 @@ def unavailable_keys(resolved: ResolvedConfig) -> list[str]:
     return [name for name, spec in KEYS.items() if not is_available(spec, spec.value(resolved.settings))]
 
 
-def unavailable(resolved: ResolvedConfig) -> list[str]:
-    """One line ``FILE:LINE: key = value: not available in this build`` for each such key."""
+def unavailable(resolved: ResolvedConfig) -> list[Problem]:
+    """One problem ``FILE:LINE: key = value: not available in this build`` for each such key."""
     return [
-        f"{resolved.origin(name)}: {name} = {toml_text(KEYS[name].value(resolved.settings))}: "
-        "not available in this build"
+        Problem(
+            str(resolved.origin(name)),
+            f"{name} = {toml_text(KEYS[name].value(resolved.settings))}",
+            "not available in this build",
+        )
         for name in unavailable_keys(resolved)
     ]

@@ -62,3 +62,8 @@ class ConfigError(InputError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What an operator is shown: ``config error: FILE:LINE: group.key: reason`` per problem."""
+        return tuple(f"config error: {problem}" for problem in self.problems)

@@ -23,6 +23,7 @@ from ninferd import __version__
 from ninferd.api.app import create_app
 from ninferd.api.context import ApiContext
 from ninferd.config.layers import ConfigSources
+from ninferd.config.origin import ConfigError
 from ninferd.config.running import FILE_NAME, write_running
 from ninferd.config.schema import Settings
 from ninferd.daemon.child import EngineLoadError
@@ -58,7 +59,8 @@ def run_daemon(sources: ConfigSources) -> int:
     try:
         serving, http = _prepare(sources)
     except NinferError as error:
-        for line in str(error).splitlines():
+        lines = error.lines if isinstance(error, ConfigError) else str(error).splitlines()
+        for line in lines:
             logger.critical("cannot start | %s", line)
         notifier.status(f"cannot start: {error}")
         return error.exit_status

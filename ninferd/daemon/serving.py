@@ -9,6 +9,7 @@ from ninferd.api.context import ConfigStatus
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.availability import unavailable
 from ninferd.config.layers import ConfigSources, ResolvedConfig, load
+from ninferd.config.origin import ConfigError, Problem
 from ninferd.config.reload import Change
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys, load_api_keys
@@ -31,14 +32,28 @@ class Serving:
 
 
 def load_config(sources: ConfigSources) -> ResolvedConfig:
-    """Read and check the configuration, this build's limits included. Raises InputError with one line per problem."""
+    """Read and check the configuration and what it points to. Raises ConfigError with all problems."""
     resolved = load(sources)
-    problems = unavailable(resolved)
+    problems = outside_problems(resolved)
     if problems:
-        raise InputError("\n".join(problems))
+        raise ConfigError(problems)
     for warning in resolved.warnings:
         logger.warning("config | %s", warning)
     return resolved
+
+
+def outside_problems(resolved: ResolvedConfig) -> list[Problem]:
+    """What only shows outside the configuration: features of this build, the model's directory, the key file."""
+    problems = unavailable(resolved)
+    try:
+        artifact_directory(resolved.settings.model.artifact)
+    except InputError as error:
+        problems.append(Problem(str(resolved.origin("model.artifact")), None, str(error)))
+    try:
+        load_api_keys(resolved.settings.server, resolved.sources.env)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    return problems
 
 
 def load_frontend(settings: Settings) -> ChatFrontend:

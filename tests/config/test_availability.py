@@ -21,7 +21,7 @@ def test_a_later_feature_is_named_with_its_place(tmp_path: Path) -> None:
         env={"NINFERD_MONITOR_SAMPLES": "60"},
         overrides=(("sampling.post_thinking.top_k", "1"),),
     )
-    assert unavailable(load(config)) == [
+    assert [str(problem) for problem in unavailable(load(config))] == [
         f'{tmp_path}/ninferd.toml:4: engine.kv_dtype = "nvfp4": not available in this build',
         f"{tmp_path}/ninferd.toml:6: tools.tolerant = true: not available in this build",
         "command line: sampling.post_thinking.top_k = 1: not available in this build",
