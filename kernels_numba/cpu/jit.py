@@ -1,11 +1,15 @@
-"""How CPU kernels are compiled."""
+"""How CPU kernels are compiled, and where their machine code is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import njit
+from numba import config, njit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -14,6 +18,8 @@ ORDERED = frozenset({"contract"})
 
 REORDERED = frozenset({"contract", "reassoc", "nsz"})
 """Sums may be taken in another order (the same on every call); infinities and NaNs keep their meaning."""
+
+SOURCES = Path(__file__).parent
 
 
 def compiled(flags: frozenset[str]) -> Callable[[_Function], _Function]:
@@ -25,10 +31,37 @@ def compiled(flags: frozenset[str]) -> Callable[[_Function], _Function]:
 
     def decorate(function: _Function) -> _Function:
         options: dict[str, Any] = {"nogil": True, "fastmath": set(flags), "error_model": "numpy"}
-        try:
-            kernel: _Function = njit(cache=True, **options)(function)
-        except RuntimeError:  # numba found no directory that it may write its cache to
-            kernel = njit(**options)(function)
+        with _cache_directory():
+            try:
+                kernel: _Function = njit(cache=True, **options)(function)
+            except RuntimeError:  # numba found no directory that it may write its cache to
+                kernel = njit(**options)(function)
         return kernel
 
     return decorate
+
+
+@contextmanager
+def _cache_directory() -> Iterator[None]:
+    """Keep what is compiled meanwhile in a directory of its own for each version of the sources.
+
+    numba itself only looks at the file of a kernel, not at those of the functions it calls, and would go on using
+    kernels with old callees. The directory lies in NUMBA_CACHE_DIR, if that is set, else beside the sources.
+    """
+    configured = config.CACHE_DIR
+    base = Path(configured) if configured else SOURCES / "__pycache__"
+    config.CACHE_DIR = str(base / f"kernels-{fingerprint(SOURCES)}")
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = configured
+
+
+@functools.cache
+def fingerprint(directory: Path) -> str:
+    """Digest of all Python files of a directory."""
+    digest = hashlib.sha256()
+    for file in sorted(directory.glob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kernels_numba.cpu.jit import ORDERED, compiled
+from kernels_numba.cpu.jit import ORDERED, SOURCES, compiled, fingerprint
 from kernels_numba.cpu.scalar import exp32, sigmoid, silu
 from kernels_numba.cpu.storage import load32, store32, stored
 from kernels_numba.ops import ops_for
@@ -71,6 +72,22 @@ def test_kernels_work_without_a_place_for_the_cache() -> None:
     namespace: dict[str, Any] = {}
     exec("def twice(x):\n    return x + x", namespace)  # no file, so numba finds no cache directory
     assert compiled(ORDERED)(namespace["twice"])(21) == 42
+
+
+def test_kernels_are_kept_per_version_of_all_sources(tmp_path: Path) -> None:
+    assert f"kernels-{fingerprint(SOURCES)}" in _copy_kernel_path()
+    (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "b.py").write_text("")
+    before = fingerprint(tmp_path)
+    (tmp_path / "b.py").write_text("y = 2")
+    fingerprint.cache_clear()
+    assert fingerprint(tmp_path) != before
+
+
+def _copy_kernel_path() -> str:
+    kernel: Any = _copy
+    path: str = kernel.stats.cache_path
+    return path
 
 
 @pytest.mark.parametrize(

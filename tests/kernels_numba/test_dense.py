@@ -28,6 +28,17 @@ def test_linear(ops: OpTable, rows: int, inputs: int, outputs: int) -> None:
     torch.testing.assert_close(out.double(), reference.linear(x, weight), atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+def test_weights_kept_in_bfloat16_give_the_same_bits(rows: int) -> None:
+    random = Random(rows)
+    x, weight = random.normal(rows, 101).float(), random.normal(90, 101).bfloat16().float()
+    kept = CPU_OPS.pack_linear(weight)
+    inexact = torch.cat([weight, torch.full((1, 101), 0.1)])  # one row more, which bfloat16 cannot hold
+    wide = CPU_OPS.pack_linear(inexact)
+    assert (kept.data.dtype, wide.data.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(CPU_OPS.linear(x, kept), CPU_OPS.linear(x, wide)[:, :90])
+
+
 @ANY_SHAPE
 @given(rows=ROWS, width=WIDTHS)
 def test_rms_norm(ops: OpTable, rows: int, width: int) -> None:

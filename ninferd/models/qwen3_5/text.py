@@ -58,11 +58,6 @@ class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
         """Type of weights and activations."""
         return self._weights.embedding.dtype
 
-    @property
-    def ops_name(self) -> str:
-        """Which op table serves."""
-        return self._ops.name
-
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Caches) -> torch.Tensor:
         """Logits float32 ``[R, vocab]`` of the rows ``batch.logit_rows``; advances the caches by the whole batch."""
