@@ -19,6 +19,7 @@ from ninferd.chat.tool_calls import CALL_OPEN, FUNCTION_OPEN
 from ninferd.chat.tool_values import ToolContract, contracts_of
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import PromptIdentity, SamplingParams
+from ninferd.weights.identity import model_identity
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -47,7 +48,9 @@ class ChatFrontend:
         template: ChatTemplate,
         stop_token_ids: tuple[int, ...],
         presets: SamplingPresets,
+        model_identity: str,
     ) -> None:
+        self.model_identity = model_identity  # of what its prompts are made for
         self.tokenizer = tokenizer
         self.template = template
         self.stop_token_ids = stop_token_ids
@@ -60,6 +63,7 @@ class ChatFrontend:
 
         Raises FrontendError naming the file and what is wrong with it.
         """
+        identity = model_identity(directory)
         tokenizer = ChatTokenizer.load(directory)
         tokenizer_config = _read_optional(directory / "tokenizer_config.json")
         config = _read_optional(directory / "config.json")
@@ -70,9 +74,8 @@ class ChatFrontend:
             template = ChatTemplate(source, marks, _special_tokens(tokenizer_config))
         except FrontendError as error:
             raise FrontendError(f"{origin}: {error}") from error
-        frontend = cls(
-            tokenizer, template, _stop_token_ids(config, generation_config), presets_of(config, generation_config)
-        )
+        stop_token_ids = _stop_token_ids(config, generation_config)
+        frontend = cls(tokenizer, template, stop_token_ids, presets_of(config, generation_config), identity)
         frontend._probe(settings, origin)
         return frontend
 

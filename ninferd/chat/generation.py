@@ -5,7 +5,7 @@ Streaming and aggregate answers of every protocol are made from these events; th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -40,14 +40,16 @@ class GenerationPlan:
     stop: tuple[str, ...] = ()
     first_call_only: bool = False  # end the answer with its first complete tool call
 
-    def request(self, stop_token_ids: Sequence[int], pending_timeout_ms: int | None) -> GenerationRequest:
+    def request(self, frontend: ChatFrontend, pending_timeout_ms: int | None) -> GenerationRequest:
+        """``frontend`` is the one that prepared the prompt."""
         return GenerationRequest(
             request_id=self.request_id,
             prompt=self.prompt.identity,
             sampling=self.sampling,
             max_tokens=self.max_tokens,
-            stop_token_ids=tuple(stop_token_ids),
+            stop_token_ids=frontend.stop_token_ids,
             pending_timeout_ms=pending_timeout_ms,
+            model_identity=frontend.model_identity,
         )
 
 
@@ -104,7 +106,7 @@ class Generation:
 
         ``pending_timeout_ms`` is what is left of the deadline for admission.
         """
-        request = self._plan.request(self._frontend.stop_token_ids, pending_timeout_ms)
+        request = self._plan.request(self._frontend, pending_timeout_ms)
         async with aclosing(self._engine.generate(request)) as engine_events:
             async for event in engine_events:
                 if isinstance(event, RequestFailed):

@@ -194,6 +194,10 @@ class Daemon:
     def engine_restarted(self) -> None:
         self._console.set_footer("")
         self._notifier.status(self._status_text(self._reloader.current))
+        info = self._supervisor.info
+        if info is not None and info.model_identity != self._reloader.current.frontend.model_identity:
+            logger.warning("the files of model.artifact have changed since they were read: reloading")
+            self._reloader.request()
 
     def reload_started(self) -> None:
         logger.info("reload | reading the configuration again")

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
+from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.layers import ConfigSources
 from ninferd.config.reload import Change, ConfigDiff, diff
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import load_api_keys
 from ninferd.daemon.serving import Serving, load_config, load_frontend
+from ninferd.engine.messages import EngineInfo
 from ninferd.errors import NinferError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ COALESCE_S = 1.0  # signals within this time of the first are one reload
 
 class ReplaceableEngine(Protocol):
     """The supervisor, as far as a reload changes it."""
+
+    @property
+    def info(self) -> EngineInfo | None: ...
 
     async def replace(self, settings: Settings) -> None: ...
 
@@ -90,7 +95,7 @@ class Reloader:
         # Files that keys point to are read again even if no key changed.
         api_keys = await asyncio.to_thread(load_api_keys, settings.server, self._sources.env)
         frontend = await asyncio.to_thread(load_frontend, settings)
-        if changes.engine:
+        if changes.engine or self._has_other_model(frontend):
             await asyncio.to_thread(self._preflight, settings)
             await self._engine.replace(settings)
         else:
@@ -105,6 +110,14 @@ class Reloader:
         )
         _log_applied(changes, status.generation)
         return Serving(resolved, settings, frontend, api_keys, status, changes.process)
+
+    def _has_other_model(self, frontend: ChatFrontend) -> bool:
+        """Whether the files of the artifact changed under the engine: its weights would get the new tokenizer's ids."""
+        info = self._engine.info
+        changed = info is not None and info.model_identity != frontend.model_identity
+        if changed:
+            logger.info("reload | the files of model.artifact have changed, so the engine is replaced")
+        return changed
 
     def _refuse(self, reason: str) -> None:
         for line in reason.splitlines():

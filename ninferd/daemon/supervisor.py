@@ -145,9 +145,6 @@ class Supervisor:
         async with self._changing_child:
             old = self._settings
             await self._retire_child(settings.server.drain_s)
-            if settings.model.artifact != old.model.artifact:  # what waits was tokenized for the other model
-                for tracked in self._requests.unsent():
-                    self._requests.fail(tracked, "unavailable", _MODEL_CHANGED)
             self.apply_live(settings)
             try:
                 await self._load(settings)
@@ -212,6 +209,11 @@ class Supervisor:
         return self._child
 
     def _submit(self, tracked: TrackedRequest) -> None:
+        """Give a request to the child, unless its prompt was tokenised for another model than the child has."""
+        assert self._info is not None, "only a ready child gets requests"
+        if tracked.request.model_identity != self._info.model_identity:
+            self._requests.fail(tracked, "unavailable", _MODEL_CHANGED)
+            return
         self._current_child().send(tracked.for_submission(asyncio.get_running_loop().time()))
         tracked.sent = True
 

@@ -18,6 +18,7 @@ from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
+from ninferd.weights.identity import model_identity
 from ninferd.weights.json_file import read_json_object
 from ninferd.weights.locate import EMBEDDED_PREFIX, artifact_directory
 
@@ -32,6 +33,7 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     """
     started_s = time.monotonic()
     directory = artifact_directory(settings.model.artifact)
+    identity = model_identity(directory)
     device = resolve_device(settings.engine.device)
     dtype = resolve_dtype(settings.engine.dtype, directory, device)
     model = load_text_model(
@@ -46,7 +48,7 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device, kv_dtype)
     state = StateCache(request.state, plan.state_slots, device, dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
-    info = _info(settings, model, plan, time.monotonic() - started_s)
+    info = _info(settings, model, plan, identity, time.monotonic() - started_s)
     engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()
@@ -115,7 +117,7 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, load_seconds: float) -> EngineInfo:
+def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str, load_seconds: float) -> EngineInfo:
     artifact = settings.model.artifact
     device = model.device
     return EngineInfo(
@@ -134,4 +136,5 @@ def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, load_secon
         kv_bytes=plan.kv_bytes,
         state_bytes=plan.state_bytes,
         load_seconds=load_seconds,
+        model_identity=identity,
     )

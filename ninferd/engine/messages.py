@@ -53,6 +53,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, tag="submit"):
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     pending_timeout_ms: int | None = None
+    model_identity: str = ""  # of the model whose tokenizer made the prompt
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
@@ -164,6 +165,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_bytes: int
     state_bytes: int
     load_seconds: float
+    model_identity: str = ""  # see ninferd.weights.identity
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -10,6 +10,8 @@ from ninferd.chat.errors import GenerationFailedError
 from ninferd.chat.generation import Finish, Generation, GenerationEvent, GenerationPlan, Usage
 from ninferd.chat.output import ContentDelta, ReasoningDelta
 from ninferd.engine.messages import FinishReason, RequestAdmitted, SamplingParams
+from ninferd.weights.identity import model_identity
+from ninferd.weights.locate import artifact_directory
 from tests.chat.test_output import CLOSE, EOS, ids
 from tests.support.frontends import make_settings, tiny_frontend
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -53,7 +55,7 @@ def test_events_of_an_answer(tokens_per_event: int) -> None:
     assert engine.cancelled == []
 
 
-def test_request_carries_the_stop_tokens_and_the_deadline() -> None:
+def test_request_carries_the_stop_tokens_the_deadline_and_its_model() -> None:
     engine = ScriptedEngine([Script(ANSWER)])
     collect(engine, plan(max_tokens=5))
     request = engine.requests[0]
@@ -63,6 +65,7 @@ def test_request_carries_the_stop_tokens_and_the_deadline() -> None:
         5,
     )
     assert request.prompt == PROMPT.identity
+    assert request.model_identity == model_identity(artifact_directory("embedded:ninfer-tiny"))
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 100])

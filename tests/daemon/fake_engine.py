@@ -15,6 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
+
 from ninferd.engine import frames
 from ninferd.engine.messages import (
     CancelRequest,
@@ -111,7 +113,8 @@ class FakeEngine:
             case "loads-once" if len(self._launches.read_text().splitlines()) > 1:
                 self._send(EngineFailed("the disk is gone"))
                 sys.exit(1)
-        self._send(EngineReady(INFO))
+        identity = "another" if artifact == "loads-another" else ""
+        self._send(EngineReady(msgspec.structs.replace(INFO, model_identity=identity)))
         self._send(Heartbeat(STATS))
 
     def _generate(self, request: GenerationRequest) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ninferd.config.layers import ConfigSources, ResolvedConfig, load
@@ -16,6 +17,10 @@ from ninferd.daemon.child import EngineLoadError
 from ninferd.daemon.preflight import DoesNotFitError
 from ninferd.daemon.reload import Reloader, keep_process_values
 from ninferd.daemon.serving import Serving, first_serving, load_config
+from ninferd.engine.messages import EngineInfo
+from ninferd.weights.identity import model_identity
+from ninferd.weights.locate import artifact_directory
+from tests.daemon.fake_engine import INFO
 from tests.daemon.support import run, settings
 
 BASE = '[model]\nartifact = "embedded:ninfer-tiny"\n'
@@ -25,6 +30,7 @@ BASE = '[model]\nartifact = "embedded:ninfer-tiny"\n'
 class Engine:
     """Stands for the supervisor."""
 
+    info: EngineInfo | None = None
     replaced: list[Settings] = field(default_factory=list)
     live: list[Settings] = field(default_factory=list)
     fails: bool = False
@@ -198,6 +204,26 @@ def test_files_of_unchanged_keys_are_read_again(tmp_path: Path) -> None:
     after = setup.reload()
     assert after.api_keys.label_of("first-key") is None
     assert after.api_keys.label_of("second-key") == "b"
+
+
+def test_model_behind_a_link_is_another_one_once_the_link_points_elsewhere(tmp_path: Path) -> None:
+    shipped = artifact_directory("embedded:ninfer-tiny")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for file in shipped.glob("*.json*"):
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+        (tmp_path / name / "chat_template.jinja").write_bytes((shipped / "chat_template.jinja").read_bytes())
+    link = tmp_path / "model"
+    link.symlink_to(tmp_path / "one")
+    setup = make(tmp_path, f'[model]\nartifact = "{link}"\n')
+    setup.engine.info = msgspec.structs.replace(INFO, model_identity=setup.reloader.current.frontend.model_identity)
+    assert setup.reload().status.generation == 2
+    assert setup.engine.replaced == []
+    link.unlink()
+    link.symlink_to(tmp_path / "two")
+    after = setup.reload()
+    assert setup.engine.replaced == [after.settings]
+    assert after.frontend.model_identity == model_identity(tmp_path / "two")
 
 
 def test_secrets_do_not_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ninferd.daemon.child import EngineLoadError
@@ -260,17 +261,40 @@ def test_failed_replacement_keeps_the_old_restart_limits(tmp_path: Path) -> None
     run(body())
 
 
+def assert_model_changed(last: RequestEvent) -> None:
+    assert isinstance(last, RequestFailed)
+    assert last.code == "unavailable"
+    assert "model was replaced" in last.message
+
+
 def test_requests_tokenized_for_another_model_do_not_reach_the_new_one(tmp_path: Path) -> None:
-    async def body() -> RequestEvent:
+    async def body() -> None:
         async with supervised(tmp_path) as (supervisor, _):
             waiting = Reader(supervisor, request("waits", Act.WAIT))
             await waiting.wait_for(RequestAdmitted)
-            await supervisor.replace(settings("loads-another", server={"drain_s": 0}))
-            return (await waiting.task)[-1]
+            change = asyncio.create_task(supervisor.replace(settings("loads-another", server={"drain_s": 0})))
+            during = Reader(supervisor, request("during", Act.ANSWER))
+            await change
+            after = Reader(supervisor, request("after", Act.ANSWER))  # prepared before the change, late to arrive
+            for reader in (waiting, during, after):
+                assert_model_changed((await reader.task)[-1])
+            assert supervisor.requests_in_flight == 0
+            retried = msgspec.structs.replace(request("again", Act.ANSWER), model_identity="another")
+            assert isinstance((await Reader(supervisor, retried).task)[-1], RequestFinished)
 
-    last = run(body())
-    assert isinstance(last, RequestFailed)
-    assert "model was replaced" in last.message
+    run(body())
+
+
+def test_waiting_requests_survive_a_model_that_does_not_load(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with supervised(tmp_path) as (supervisor, _):
+            change = asyncio.create_task(supervisor.replace(settings("fails")))
+            waiting = Reader(supervisor, request("waits", Act.ANSWER))
+            with pytest.raises(EngineLoadError):
+                await change
+            assert isinstance((await waiting.task)[-1], RequestFinished)
+
+    run(body())
 
 
 def test_drain_waits_for_running_requests_and_refuses_new_ones(tmp_path: Path) -> None:
