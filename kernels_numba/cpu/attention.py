@@ -166,31 +166,45 @@ def _sequences(
             count = min(block, tokens_each - first)
             base = sequence * tokens_each + first
             position = context_lengths[sequence] - tokens_each + first
+            rows, pages = slice(base, base + count), page_table[sequence]
             for kv_head in range(kv_heads):
-                vectors[:] = 0
-                for row in range(count):
-                    for member in range(group):
-                        vectors[row * group + member] = query[base + row, kv_head * group + member] * np.float32(scale)
+                _gather(query[rows], kv_head, group, np.float32(scale), vectors)
                 sums[:] = 0
                 totals[:] = 0
                 maxima[:] = -np.inf
                 for logical in range((position + count - 1) // page_tokens + 1):
-                    cached = kv[page_table[sequence, logical], layer]
-                    start = logical * page_tokens
+                    cached, start = kv[pages[logical], layer], logical * page_tokens
                     valid = min(page_tokens, position + count - start)
                     _score(vectors, cached[0, kv_head], valid, scores)
                     _soften(scores, valid, group, position - start, sums, maxima, totals)
                     values = cached[1, kv_head, :valid]
                     for four in range(0, padded, ROWS):
                         add_products_of_four(scores[four : four + ROWS, :valid], values, sums[four : four + ROWS])
-                for row in range(count):
-                    for member in range(group):
-                        head = kv_head * group + member
-                        gate = projected[base + row, (heads + head) * head_dim : (heads + head + 1) * head_dim]
-                        mixed = out[base + row, head * head_dim : (head + 1) * head_dim]
-                        vector = row * group + member
-                        for d in range(head_dim):
-                            mixed[d] = sums[vector, d] / totals[vector] * sigmoid(gate[d])
+                _emit(sums, totals, projected[rows], kv_head, group, out[rows])
+
+
+@compiled(ORDERED)
+def _gather(query: Any, kv_head: Any, group: Any, scale: Any, vectors: Any) -> None:
+    """Scaled queries of a block that share ``kv_head``: vector v is member ``v % group`` of row ``v // group``."""
+    vectors[:] = 0
+    for row in range(query.shape[0]):
+        for member in range(group):
+            source, target = query[row, kv_head * group + member], vectors[row * group + member]
+            for d in range(source.shape[0]):
+                target[d] = source[d] * scale
+
+
+@compiled(ORDERED)
+def _emit(sums: Any, totals: Any, projected: Any, kv_head: Any, group: Any, out: Any) -> None:
+    """Normalise the sums of a block and gate them."""
+    width, head_dim = out.shape[1], sums.shape[1]
+    for row in range(out.shape[0]):
+        for member in range(group):
+            vector, first = row * group + member, (kv_head * group + member) * head_dim
+            gate = projected[row, width + first : width + first + head_dim]
+            mixed = out[row, first : first + head_dim]
+            for d in range(head_dim):
+                mixed[d] = sums[vector, d] / totals[vector] * sigmoid(gate[d])
 
 
 @compiled(ORDERED)

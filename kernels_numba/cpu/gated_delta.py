@@ -108,21 +108,17 @@ def _sequences(
                 _normalise(mixed[head * key_dim : (head + 1) * key_dim], np.float32(1 / np.sqrt(key_dim)))
                 start = key_width + head * key_dim
                 _normalise(mixed[start : start + key_dim], np.float32(1))
+            gates = row[channels + value_heads * value_dim :]
             for head in range(value_heads):
-                gates = channels + value_heads * value_dim
-                beta = sigmoid(row[gates + head])
-                decay = np.float32(
-                    np.exp(decay_rate[head] * _softplus(row[gates + value_heads + head] + dt_bias[head]))
-                )
-                query = mixed[head // group * key_dim : (head // group + 1) * key_dim]
-                key = mixed[key_width + head // group * key_dim : key_width + (head // group + 1) * key_dim]
-                value = mixed[2 * key_width + head * value_dim : 2 * key_width + (head + 1) * value_dim]
-                read = out_row[head * value_dim : (head + 1) * value_dim]
-                _advance(state[head], query, key, value, decay, beta, scratch, read)
+                beta = sigmoid(gates[head])
+                decay = np.float32(np.exp(decay_rate[head] * _softplus(gates[value_heads + head] + dt_bias[head])))
+                shared = head // group * key_dim
+                query, key = mixed[shared : shared + key_dim], mixed[key_width + shared : key_width + shared + key_dim]
+                columns = slice(head * value_dim, (head + 1) * value_dim)
+                read = out_row[columns]
+                _advance(state[head], query, key, mixed[2 * key_width :][columns], decay, beta, scratch, read)
                 rms_norm_row(read, norm, eps, read)
-                z = row[channels + head * value_dim : channels + (head + 1) * value_dim]
-                for c in range(value_dim):
-                    read[c] = read[c] * silu(z[c])
+                _gate(read, row[channels:][columns])
         _save_window(conv[slots[sequence], layer], rows, window)
 
 
@@ -161,6 +157,12 @@ def _convolve(rows: Any, window: Any, token: Any, weight: Any, mixed: Any) -> No
             mixed[c] = mixed[c] + weight[tap, c] * source[c]
     for c in range(channels):
         mixed[c] = silu(mixed[c])
+
+
+@compiled(ORDERED)
+def _gate(x: Any, z: Any) -> None:
+    for c in range(x.shape[0]):
+        x[c] = x[c] * silu(z[c])
 
 
 @compiled(REORDERED)
