@@ -107,8 +107,10 @@ class EngineChild:
     async def _receive(self) -> str:
         try:
             await self._dispatch_frames()
-        except (frames.FrameError, OSError) as error:
+        except frames.FrameError as error:
             self._failure = self._failure or f"broke the protocol: {error}"
+        except OSError:
+            pass  # a killed child resets the connection; its exit status says what happened
         finally:
             self._writer.close()
         status = await self._reap()

@@ -18,6 +18,11 @@ from ninferd.engine.messages import (
     TokensGenerated,
 )
 
+MAX_ENGINES_LOST = 3
+"""Engines that may crash under one request: if it is the cause, it must not take the whole service along."""
+
+_SUSPECT = f"the engine stopped {MAX_ENGINES_LOST} times before it answered this request"
+
 
 @dataclass
 class TrackedRequest:
@@ -28,6 +33,7 @@ class TrackedRequest:
     events: asyncio.Queue[RequestEvent] = field(default_factory=asyncio.Queue)
     sent: bool = False  # a child has it
     streaming: bool = False  # the client may have seen a token
+    engines_lost: int = 0  # children that crashed while they had it
     expiry: asyncio.TimerHandle | None = None
 
     def for_submission(self, now_s: float) -> GenerationRequest:
@@ -89,7 +95,15 @@ class RequestTable:
     def sent(self) -> list[TrackedRequest]:
         return [tracked for tracked in self._requests.values() if tracked.sent]
 
-    def child_lost(self, code: FailureCode, message: str) -> None:
+    def child_crashed(self, message: str) -> None:
+        """The child is gone: what had streamed a token or has seen too many crashes fails, the rest waits."""
+        for tracked in self.sent():
+            tracked.engines_lost += 1
+            if tracked.engines_lost == MAX_ENGINES_LOST and not tracked.streaming:
+                self.fail(tracked, "engine_crashed", _SUSPECT)
+        self.child_ended("engine_crashed", message)
+
+    def child_ended(self, code: FailureCode, message: str) -> None:
         """The child is gone: what had streamed a token fails, the rest waits for the next child."""
         for tracked in self.sent():
             if tracked.streaming:

@@ -235,7 +235,7 @@ class Supervisor:
     async def _recover(self, how: str) -> None:
         """Load again until it works or the policy says no. The lock is held."""
         self._phase = "restarting"
-        self._requests.child_lost("engine_crashed", _CRASHED)
+        self._requests.child_crashed(_CRASHED)
         while (delay_s := self._policy.next_delay(asyncio.get_running_loop().time())) is not None:
             attempt = f"restart {self._policy.recent} of {self._policy.max_restarts}"
             logger.error("engine lost: %s | %s in %.1f s, %d requests kept", how, attempt, delay_s, len(self._requests))
@@ -270,7 +270,7 @@ class Supervisor:
         for task in (ended, drained):
             task.cancel()
         await child.stop(_STOP_GRACE_S)
-        self._requests.child_lost("unavailable", _REPLACED)
+        self._requests.child_ended("unavailable", _REPLACED)
 
     async def _load_or_leave_to_supervise(self, settings: Settings) -> None:
         """Load; on failure leave the dead child in place, so that ``supervise`` recovers it with backoff."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ninferd.daemon.requests import RequestTable, TrackedRequest
+from ninferd.daemon.requests import MAX_ENGINES_LOST, RequestTable, TrackedRequest
 from ninferd.engine.messages import RequestAdmitted, RequestFailed, RequestTimings, TokensGenerated
 from tests.daemon.fake_engine import Act
 from tests.daemon.support import request, run
@@ -65,11 +65,29 @@ def test_lost_child_fails_only_what_the_client_may_have_seen() -> None:
         streaming.sent = admitted.sent = True
         table.deliver(TokensGenerated("s", (1,), None, RequestTimings()))
         table.deliver(RequestAdmitted("a", 0, 0.0))
-        table.child_lost("engine_crashed", "gone")
+        table.child_crashed("gone")
         assert table.unsent() == [admitted, waiting], "in order of arrival"
         assert table.sent() == []
         streaming.events.get_nowait()
         assert streaming.events.get_nowait() == RequestFailed("s", "engine_crashed", "gone")
+
+    run(body())
+
+
+def test_request_that_sees_every_engine_crash_is_not_tried_for_ever() -> None:
+    async def body() -> None:
+        table = RequestTable()
+        suspect, bystander = (table.add(request(name, Act.WAIT)) for name in ("s", "b"))
+        for _ in range(MAX_ENGINES_LOST - 1):
+            suspect.sent = True
+            table.child_crashed("gone")
+        assert table.unsent() == [suspect, bystander]
+        suspect.sent = bystander.sent = True
+        table.child_crashed("gone")
+        assert table.unsent() == [bystander]
+        failed = suspect.events.get_nowait()
+        assert isinstance(failed, RequestFailed)
+        assert (failed.code, f"{MAX_ENGINES_LOST} times" in failed.message) == ("engine_crashed", True)
 
     run(body())
 

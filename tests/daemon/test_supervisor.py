@@ -113,10 +113,10 @@ def test_gives_up_after_too_many_crashes(tmp_path: Path) -> None:
     observer = Observer()
 
     async def body() -> None:
-        limits = settings(daemon={"engine_max_restarts": 2})
+        limits = settings(daemon={"engine_max_restarts": 1})
         async with supervised(tmp_path, limits, observer=observer) as (supervisor, watch):
             victim = Reader(supervisor, request("a", Act.CRASH_ALWAYS))
-            with pytest.raises(EngineGaveUpError, match=r"2 restarts within 300 s.*exited with status 7") as caught:
+            with pytest.raises(EngineGaveUpError, match=r"1 restarts within 300 s.*exited with status 7") as caught:
                 await watch
             assert caught.value.exit_status == 3
             assert supervisor.state == "failed"
@@ -128,8 +128,38 @@ def test_gives_up_after_too_many_crashes(tmp_path: Path) -> None:
             assert [type(event) for event in refused] == [RequestFailed]
 
     run(body())
-    assert launches(tmp_path) == ["loads"] * 3
-    assert observer.texts[0] == "engine lost (the engine exited with status 7), restart 1 of 2"
+    assert launches(tmp_path) == ["loads"] * 2
+    assert observer.texts[0] == "engine lost (the engine exited with status 7), restart 1 of 1"
+
+
+def test_request_that_crashes_every_engine_does_not_end_the_service(tmp_path: Path) -> None:
+    async def body() -> RequestEvent:
+        async with supervised(tmp_path) as (supervisor, watch):
+            last = (await Reader(supervisor, request("a", Act.CRASH_ALWAYS)).task)[-1]
+            assert isinstance((await Reader(supervisor, request("b", Act.ANSWER)).task)[-1], RequestFinished)
+            assert not watch.done()
+            return last
+
+    last = run(body())
+    assert isinstance(last, RequestFailed)
+    assert last.code == "engine_crashed"
+
+
+def test_killed_engine_is_not_said_to_break_the_protocol(tmp_path: Path) -> None:
+    observer = Observer()
+
+    async def body() -> None:
+        async with supervised(tmp_path, observer=observer) as (supervisor, _):
+            # A stopped child leaves the frame unread, so that the kernel resets the connection when it is killed.
+            assert supervisor.child_pid is not None
+            os.kill(supervisor.child_pid, signal.SIGSTOP)
+            waiting = Reader(supervisor, request("a", Act.ANSWER))
+            await asyncio.sleep(0)  # the request is written
+            supervisor.kill_child()
+            await waiting.task
+
+    run(body())
+    assert observer.texts[0] == "engine lost (the engine was killed by SIGKILL), restart 1 of 5"
 
 
 def test_failed_reloads_of_a_crashed_engine_count_as_restarts(tmp_path: Path) -> None:
