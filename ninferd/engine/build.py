@@ -55,6 +55,16 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     return engine
 
 
+def match_threads(info: EngineInfo) -> None:
+    """Keep torch to one thread where the compiled CPU ops serve.
+
+    They use one, and waking a second for a sampler's small reductions costs more than it saves. It changes the whole
+    process, so only the engine child calls it.
+    """
+    if info.device == "cpu" and info.weights_dtype == "float32":
+        torch.set_num_threads(1)
+
+
 def resolve_device(configured: str | int) -> torch.device:
     """``engine.device`` as a torch device; InputError if that device is not there."""
     if configured == "cpu":

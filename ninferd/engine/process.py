@@ -85,10 +85,12 @@ def serve(channel: Channel, commands: queue.SimpleQueue[Command]) -> int:
         return 0
     try:
         settings = _settings_of(command)
-        from ninferd.engine.build import build_engine  # torch loads here: a bad first frame is answered at once
+        # torch loads here: a bad first frame is answered at once
+        from ninferd.engine.build import build_engine, match_threads
         from ninferd.engine.loop import EngineLoop
 
         engine = build_engine(settings, lambda progress: channel.send([progress]))
+        match_threads(engine.info)
         channel.send([EngineReady(engine.info)])
         EngineLoop(engine, commands, channel.send).run()
     except NinferError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from ninferd.config.schema import Settings
-from ninferd.engine.build import build_engine, resolve_device, resolve_dtype
+from ninferd.engine.build import build_engine, match_threads, resolve_device, resolve_dtype
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import (
     GenerationRequest,
@@ -117,6 +118,17 @@ def test_missing_checkpoint_is_refused(settings: Settings, tmp_path: Path) -> No
     missing = Settings.model_validate({"model": {"artifact": str(tmp_path / "absent")}})
     with pytest.raises(InputError, match="absent"):
         _quietly(missing)
+
+
+def test_compiled_ops_keep_torch_to_one_thread(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    info = _quietly(settings).info
+    match_threads(msgspec.structs.replace(info, weights_dtype="bfloat16"))
+    match_threads(msgspec.structs.replace(info, device="cuda:0 NVIDIA H200"))
+    assert asked == []
+    match_threads(info)
+    assert asked == [1]
 
 
 def test_devices() -> None:
