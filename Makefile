@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRA := $(if $(filter 1,$(GPU)),gpu,media)
 
-.PHONY: run test lint test-gpu bench bench-gpu generated wheel clean
+.PHONY: run test lint test-gpu bench generated wheel clean
 
 run: $(VENV)/.run
 	$(BIN)/python tools/first_run.py --profile $(PROFILE) --port $(PORT)
@@ -36,12 +36,10 @@ test-gpu:
 bench: $(VENV)/.dev
 	$(BIN)/python bench/decode_cpu.py
 
-bench-gpu:
-	PYTHONPATH=. $(PYTHON) bench/decode_gpu.py
-
 # Files made from the configuration schema; a test holds them to it.
 generated: $(VENV)/.run
-	$(BIN)/python -m ninferd.config.render
+	$(BIN)/python -m ninferd.config.render etc >etc/ninferd.toml
+	$(BIN)/python -m ninferd.config.render docs >docs/configuration.md
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel
