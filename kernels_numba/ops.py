@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
@@ -143,14 +142,3 @@ class OpTable:
     gated_delta_decode: GatedDelta
     gated_delta_prefill: GatedDelta
     moe_experts: MoeExperts
-
-
-def ops_for(device: torch.device, dtype: torch.dtype) -> OpTable:
-    """The implementations that serve activations of ``dtype`` on ``device``."""
-    if device.type == "cpu" and dtype == torch.float32:
-        from kernels_numba.cpu.table import CPU_OPS
-
-        return CPU_OPS
-    from kernels_numba.torch_ops.table import TORCH_OPS
-
-    return TORCH_OPS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels_numba.ops import ops_for
+from kernels_numba.selection import ops_for
 from ninferd.models.qwen3_5.config import TextConfig
 from ninferd.models.qwen3_5.load import load_text
 from ninferd.models.qwen3_5.text import Qwen3_5Text

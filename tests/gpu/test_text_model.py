@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from kernels_numba.ops import ops_for
+from kernels_numba.selection import ops_for
 from ninferd.models import Qwen3_5Text
 from tests.support.batching import PROMPTS, alone, chunked, in_rounds
 from tests.support.models import SavedModel, prompt_tokens, transformers_greedy, transformers_logits

@@ -12,7 +12,7 @@ import torch
 from kernels_numba.cpu.jit import ORDERED, SOURCES, compiled, fingerprint
 from kernels_numba.cpu.scalar import exp32, sigmoid, silu
 from kernels_numba.cpu.storage import load32, store32, stored
-from kernels_numba.ops import ops_for
+from kernels_numba.selection import ops_for
 
 
 @compiled(ORDERED)
