@@ -20,6 +20,7 @@ from ninferd.chat.generation import Finish, Generation, GenerationPlan
 from ninferd.chat.output import ContentDelta, ReasoningDelta, ToolCallsDelta
 from ninferd.chat.tool_calls import ToolCall
 from ninferd.config.schema import Settings
+from ninferd.daemon.console import printable
 from ninferd.daemon.serving import load_frontend
 from ninferd.engine.build import build_engine
 from ninferd.engine.local import LocalEngine
@@ -64,24 +65,41 @@ class Session:
         """Answer a chat request body on the terminal and return the assistant message.
 
         ``interruptible``: Ctrl-C ends the answer where it is instead of the program. Raises InputError for a request
-        that cannot be, NinferError when generation fails.
+        that cannot be, NinferError when generation or writing fails, BrokenPipeError when the reader has left.
         """
+        encoded = self._encode(body)
         printer = _Printer()
         try:
-            self._runner.run(self._generate(body, printer))
+            self._runner.run(self._generate(encoded, printer))
         except KeyboardInterrupt:
+            printer.end("stopped")
             if not interruptible:
                 raise
-            printer.end("stopped")
         except ApiError as error:
+            printer.leave_reasoning()
             raise (InputError(str(error)) if error.status < 500 else NinferError(str(error))) from error
+        except BrokenPipeError:
+            raise
+        except (OSError, UnicodeEncodeError) as error:
+            raise NinferError(f"the answer cannot be written: {error}") from error
         return printer.message()
 
-    async def _generate(self, body: dict[str, Any], printer: _Printer) -> None:
+    @property
+    def _info(self) -> EngineInfo:
         info = self._engine.info
         assert info is not None, "the engine is loaded on entry"
+        return info
+
+    def _encode(self, body: dict[str, Any]) -> bytes:
+        model = public_model_name(self._settings, self._info)
         try:
-            generation = Generation(self._engine, self._frontend, self._plan(body, info))
+            return msgspec.json.encode({"model": model, **body})
+        except UnicodeEncodeError as error:
+            raise InputError("the text to answer holds bytes that are not UTF-8") from error
+
+    async def _generate(self, body: bytes, printer: _Printer) -> None:
+        try:
+            generation = Generation(self._engine, self._frontend, self._plan(body))
             async with aclosing(generation.events()) as events:
                 async for event in events:
                     if isinstance(event, (ReasoningDelta, ContentDelta, ToolCallsDelta)):
@@ -91,10 +109,10 @@ class Session:
         except NinferError as error:
             raise from_exception(error) from error
 
-    def _plan(self, body: dict[str, Any], info: EngineInfo) -> GenerationPlan:
+    def _plan(self, body: bytes) -> GenerationPlan:
+        info = self._info
         model = public_model_name(self._settings, info)
-        encoded = msgspec.json.encode({"model": model, **body})
-        request = read_chat_request(encoded, self._settings, model=model, max_context=info.max_context)
+        request = read_chat_request(body, self._settings, model=model, max_context=info.max_context)
         if request.seed is None and self._settings.sampling.seed is None:
             request = replace(request, seed=DEFAULT_SEED)
         return plan_generation(request, self._frontend, self._settings, max_context=info.max_context)
@@ -107,30 +125,30 @@ class _Printer:
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
+        self._reasons = False  # the reasoning is what is being written
         self._dims = sys.stderr.isatty()
 
     def show(self, delta: ReasoningDelta | ContentDelta | ToolCallsDelta) -> None:
         if isinstance(delta, ReasoningDelta):
-            if not self._reasoning and self._dims:
+            if not self._reasons and self._dims:
                 _write(sys.stderr, _DIM)
+            self._reasons = True
             self._reasoning.append(delta.text)
-            _write(sys.stderr, delta.text)
+            _show(sys.stderr, delta.text)
             return
-        if self._reasoning and not self._content and not self._calls:
-            self._end_reasoning()
+        self.leave_reasoning()
         if isinstance(delta, ContentDelta):
             self._content.append(delta.text)
-            _write(sys.stdout, delta.text)
+            _show(sys.stdout, delta.text)
         else:
             separator = "\n" if self._content or self._calls else ""
             self._calls.extend(delta.calls)
             for call in delta.calls:
-                _write(sys.stdout, f"{separator}{call.name} {call.arguments}")
+                _show(sys.stdout, f"{separator}{call.name} {call.arguments}")
                 separator = "\n"
 
     def end(self, statistics: str) -> None:
-        if self._reasoning and not self._content and not self._calls:
-            self._end_reasoning()
+        self.leave_reasoning()
         if self._content or self._calls:
             _write(sys.stdout, "\n")
         _write(sys.stderr, f"[{statistics}]\n")
@@ -138,8 +156,16 @@ class _Printer:
     def message(self) -> dict[str, Any]:
         return message_of("".join(self._reasoning), "".join(self._content), self._calls)
 
-    def _end_reasoning(self) -> None:
-        _write(sys.stderr, f"{_PLAIN if self._dims else ''}\n\n")
+    def leave_reasoning(self) -> None:
+        """End the reasoning that is being written, if any."""
+        if self._reasons:
+            self._reasons = False
+            _write(sys.stderr, f"{_PLAIN if self._dims else ''}\n\n")
+
+
+def _show(stream: TextIO, text: str) -> None:
+    """Text of the model: exactly as it is, but for what would drive a terminal."""
+    _write(stream, printable(text) if stream.isatty() else text)
 
 
 def _write(stream: TextIO, text: str) -> None:

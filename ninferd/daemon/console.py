@@ -11,6 +11,15 @@ from ninferd.engine.messages import LoadProgress
 
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_CELLS = 30
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """``text`` with ``\\xNN`` for control characters other than newline and tab.
+
+    What a client or a model wrote must not drive the operator's terminal or overwrite a line of the log.
+    """
+    return text.translate(_CONTROL)
 
 
 class Console:

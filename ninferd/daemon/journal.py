@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TextIO
 
-from ninferd.daemon.console import Console
+from ninferd.daemon.console import Console, printable
 
 TRACE = 5
 OFF = logging.CRITICAL + 10
@@ -28,9 +28,6 @@ LEVELS: Mapping[str, int] = {
 
 _COLOURS = ((logging.CRITICAL, "\x1b[1;31m"), (logging.ERROR, "\x1b[31m"), (logging.WARNING, "\x1b[33m"))
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
-
-# A client-made string must not be able to forge a log line or drive the operator's terminal.
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
 
 
 def stderr_is_journal(env: Mapping[str, str], stderr: TextIO) -> bool:
@@ -54,7 +51,7 @@ class MessageFormatter(logging.Formatter):
     """Message, then the traceback where there is one, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).translate(_CONTROL)
+        return printable(super().format(record))
 
 
 class JournalFormatter(MessageFormatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import signal
@@ -151,6 +152,80 @@ def test_generation_that_fails(scripted: Install, capsys: pytest.CaptureFixture[
     scripted(Script(failure="engine_error"))
     assert main(["generate", MODEL, "--prompt", "x"]) == 1
     assert "scripted failure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "message"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "the answer cannot be written: [Errno 28] No space left"),
+        (
+            UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range(128)"),
+            1,
+            "the answer cannot be written: 'ascii'",
+        ),
+    ],
+    ids=["pipe", "disk", "locale"],
+)
+def test_answer_that_cannot_be_written(
+    scripted: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    failure: Exception,
+    status: int,
+    message: str,
+) -> None:
+    engine = scripted(Script(ids(THINK_END, "one two", EOS)))
+    with (tmp_path / "stdout").open("w") as stdout:
+
+        def write(_text: str) -> int:
+            raise failure
+
+        monkeypatch.setattr(stdout, "write", write)
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main(["generate", MODEL, "--prompt", "x"]) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert len(engine.cancelled) == 1
+
+
+def test_prompt_that_is_not_text_is_refused(scripted: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted(Script(ANSWER))
+    assert main(["generate", MODEL, "--prompt", "a\udcff"]) == 2
+    assert capsys.readouterr().err == "ninferd: the text to answer holds bytes that are not UTF-8\n"
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2Jb\n"), (False, "a\x1b[2Jb\n")])
+def test_model_does_not_drive_the_terminal(
+    scripted: Install, monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
+) -> None:
+    class Stdout(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    scripted(Script(ids(THINK_END, "a\x1b[2Jb", EOS)))
+    stdout = Stdout()
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert main(["generate", MODEL, "--prompt", "x"]) == 0
+    assert stdout.getvalue() == shown
+
+
+def test_failure_while_reasoning_leaves_the_terminal_undimmed(
+    scripted: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stderr(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    scripted(Script(ids("a b c"), failure="engine_error", fail_after_tokens=2))
+    stderr = Stderr()
+    monkeypatch.setattr("sys.stderr", stderr)
+    assert main(["generate", MODEL, "--prompt", "x"]) == 1
+    dimmed, _, after = stderr.getvalue().partition("\x1b[2m")
+    assert dimmed != stderr.getvalue()
+    assert "\x1b[0m" in after
 
 
 def test_generate_can_be_interrupted(scripted: Install) -> None:
