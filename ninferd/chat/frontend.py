@@ -14,12 +14,13 @@ from ninferd.chat.options import check_kwargs, resolve_options
 from ninferd.chat.reasoning import ThinkTokens
 from ninferd.chat.sampling import SamplerFields, SamplingPresets, merge_sampling, presets_of
 from ninferd.chat.template import MAX_TEMPLATE_BYTES, ChatTemplate, RenderTooLargeError
-from ninferd.chat.tokenizer import ChatTokenizer, read_json_object
+from ninferd.chat.tokenizer import ChatTokenizer
 from ninferd.chat.tool_calls import CALL_OPEN, FUNCTION_OPEN
 from ninferd.chat.tool_values import ToolContract, contracts_of
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import PromptIdentity, SamplingParams
-from ninferd.weights.identity import model_identity
+from ninferd.weights.identity import MAX_TOKENIZER_BYTES, model_identity
+from ninferd.weights.json_file import read_bounded, read_json_object
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -61,7 +62,7 @@ class ChatFrontend:
     def load(cls, directory: Path, settings: Settings) -> ChatFrontend:
         """Read ``tokenizer.json``, the template and the generation defaults of a model directory, and try them once.
 
-        Raises FrontendError naming the file and what is wrong with it.
+        Raises InputError naming the file and what is wrong with it.
         """
         identity = model_identity(directory)
         tokenizer = ChatTokenizer.load(directory)
@@ -185,7 +186,7 @@ def _argument_object(call: PastToolCall) -> dict[str, Any]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.exists() else {}
+    return read_json_object(path, MAX_TOKENIZER_BYTES) if path.exists() else {}
 
 
 def _template_source(directory: Path, tokenizer_config: dict[str, Any], settings: Settings) -> tuple[str, str]:
@@ -195,11 +196,7 @@ def _template_source(directory: Path, tokenizer_config: dict[str, Any], settings
     if settings.template.file is None and not path.exists() and isinstance(stored, str):
         return stored, f"{directory / 'tokenizer_config.json'}: chat_template"
     try:
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise FrontendError(f"{path}: larger than {MAX_TEMPLATE_BYTES} bytes")
-        return path.read_text(encoding="utf-8"), str(path)
-    except OSError as error:
-        raise FrontendError(f"{path}: {error.strerror}") from error
+        return read_bounded(path, MAX_TEMPLATE_BYTES).decode(), str(path)
     except UnicodeDecodeError as error:
         raise FrontendError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
 
@@ -217,8 +214,8 @@ def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
 
 def _stop_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> tuple[int, ...]:
     """Ids that end an answer: generation_config's, else the config's."""
-    text_config = config.get("text_config") or {}
-    for source in (generation_config, config, text_config):
+    nested = config.get("text_config")
+    for source in (generation_config, config, nested if isinstance(nested, dict) else {}):
         value = source.get("eos_token_id")
         if isinstance(value, int):
             return (value,)

@@ -70,7 +70,8 @@ def presets_of(config: Mapping[str, Any], generation_config: Mapping[str, Any]) 
     model is sampled in both modes as its ``generation_config.json`` says. Raises FrontendError for values there that
     cannot be.
     """
-    text = config.get("text_config") or config
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
     shape = (text.get("hidden_size"), text.get("num_hidden_layers"), text.get("num_experts") or 0)
     if shape in _BY_SHAPE:
         return _BY_SHAPE[shape]

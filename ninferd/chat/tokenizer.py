@@ -5,14 +5,50 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from tokenizers import Tokenizer
 
 from ninferd.chat.control_tokens import ControlTokenMarks
 from ninferd.chat.errors import FrontendError
+from ninferd.weights.identity import MAX_TOKENIZER_BYTES
+from ninferd.weights.json_file import read_json_object
 
-MAX_TOKENIZER_BYTES = 256 << 20
+T = TypeVar("T")
+
+
+class _NamedToken(msgspec.Struct, frozen=True):
+    content: str
+    special: bool = False
+
+
+class _DeclaredToken(_NamedToken, frozen=True, kw_only=True):
+    id: int
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: Annotated[dict[str, int], msgspec.Meta(min_length=1)]
+    type: str = "BPE"
+
+
+class _Decoder(msgspec.Struct, frozen=True):
+    type: str
+    decoders: list[_Decoder] = []
+
+
+class _Definition(msgspec.Struct, frozen=True):
+    """What is read here of ``tokenizer.json``; the library reads the rest."""
+
+    model: _Model
+    decoder: _Decoder | None = None
+    added_tokens: list[_DeclaredToken] | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """The same of ``tokenizer_config.json``."""
+
+    added_tokens_decoder: dict[int, _NamedToken] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +67,6 @@ class ChatTokenizer:
 
     def __init__(self, definition: dict[str, Any], added: tuple[AddedToken, ...]) -> None:
         """``definition``: the content of ``tokenizer.json``; ``added``: every added token of the model."""
-        _require_byte_level(definition)
         plain = {**definition, "added_tokens": [], "post_processor": None}
         try:
             self._plain = Tokenizer.from_str(json.dumps(plain))
@@ -45,19 +80,20 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> ChatTokenizer:
-        """Read ``tokenizer.json`` and the ``added_tokens_decoder`` of ``tokenizer_config.json``."""
-        path = directory / "tokenizer.json"
-        definition = read_json_object(path)
-        added = {
-            int(entry["id"]): AddedToken(int(entry["id"]), entry["content"], bool(entry.get("special", False)))
-            for entry in definition.get("added_tokens") or ()
-        }
-        config_path = directory / "tokenizer_config.json"
-        if config_path.exists():
-            for token_id, entry in (read_json_object(config_path).get("added_tokens_decoder") or {}).items():
-                added.setdefault(
-                    int(token_id), AddedToken(int(token_id), entry["content"], bool(entry.get("special", False)))
-                )
+        """Read ``tokenizer.json`` and the ``added_tokens_decoder`` of ``tokenizer_config.json``.
+
+        Raises InputError naming the file and what is wrong with it.
+        """
+        path, config_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
+        definition = read_json_object(path, MAX_TOKENIZER_BYTES)
+        config = read_json_object(config_path, MAX_TOKENIZER_BYTES) if config_path.exists() else {}
+        checked = _checked(definition, _Definition, path)
+        _require_byte_level(checked)
+        declared = checked.added_tokens or ()
+        named = _checked(config, _Config, config_path).added_tokens_decoder or {}
+        added = {entry.id: AddedToken(entry.id, entry.content, entry.special) for entry in declared}
+        for token_id, entry in named.items():
+            added.setdefault(token_id, AddedToken(token_id, entry.content, entry.special))
         return cls(definition, tuple(added.values()))
 
     @property
@@ -97,27 +133,18 @@ class ChatTokenizer:
                 raise FrontendError(f"tokenizer.json: plain text can produce the control token {spelling!r}")
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model directory; raises FrontendError."""
+def _checked(content: dict[str, Any], shape: type[T], path: Path) -> T:
+    """``content`` in its shape; raises FrontendError naming the place that does not fit."""
     try:
-        size = path.stat().st_size
-        if size > MAX_TOKENIZER_BYTES:
-            raise FrontendError(f"{path}: {size} bytes, at most {MAX_TOKENIZER_BYTES} are read")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FrontendError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise FrontendError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise FrontendError(f"{path}: a JSON object is needed")
-    return content
+        return msgspec.convert(content, shape, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise FrontendError(f"{path}: {error}") from error
 
 
-def _require_byte_level(definition: dict[str, Any]) -> None:
-    model = definition.get("model") or {}
-    decoder = definition.get("decoder") or {}
-    steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
-    if model.get("type", "BPE") != "BPE" or [step.get("type") for step in steps] != ["ByteLevel"]:
+def _require_byte_level(definition: _Definition) -> None:
+    decoder = definition.decoder
+    steps = decoder.decoders if decoder is not None and decoder.type == "Sequence" else [decoder]
+    if definition.model.type != "BPE" or [step.type for step in steps if step is not None] != ["ByteLevel"]:
         raise FrontendError("tokenizer.json: a byte-level BPE (model BPE, decoder ByteLevel) is needed")
 
 

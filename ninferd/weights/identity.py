@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ninferd.errors import InputError
+from ninferd.weights.json_file import read_bounded
+
+MAX_TOKENIZER_BYTES = 256 << 20
 
 _FILES = ("config.json", "tokenizer.json")
 
@@ -19,11 +21,6 @@ def model_identity(directory: Path) -> str:
     digest = hashlib.sha256(str(directory.resolve()).encode("utf-8", "surrogateescape"))
     for name in _FILES:
         path = directory / name
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except FileNotFoundError:
-            digest.update(hashlib.sha256().digest())
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        content = read_bounded(path, MAX_TOKENIZER_BYTES) if path.exists() else b""
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()

@@ -1,23 +1,31 @@
-"""Reading JSON objects that come from outside, bounded in size."""
+"""Reading the small files of a model directory: bounded, regular, JSON."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from ninferd.config.files import open_regular
 from ninferd.errors import InputError
 
 
-def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in ``path``. Raises InputError if it is missing, larger than ``max_bytes`` or no object."""
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The whole file. Raises InputError if it is missing, no regular file or larger than ``max_bytes``."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > max_bytes:
         raise InputError(f"{path}: is larger than {max_bytes} bytes")
+    return raw
+
+
+def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises InputError if it is missing, larger than ``max_bytes`` or no object."""
+    raw = read_bounded(path, max_bytes)
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from ninferd.chat.conversation import Conversation, Message, PastToolCall
 from ninferd.chat.errors import ContextLengthError, FrontendError, PromptError
 from ninferd.chat.frontend import ChatFrontend
+from ninferd.errors import InputError
 from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
 
 FRONTEND = tiny_frontend()
@@ -150,24 +152,38 @@ def test_template_inside_tokenizer_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"chat_template__jinja": None}, r"chat_template\.jinja: No such file", id="no template"),
+        pytest.param(
+            {"chat_template__jinja": None}, r"chat_template\.jinja: cannot be read: No such file", id="no template"
+        ),
         pytest.param({"chat_template__jinja": "{% if %}"}, r"chat_template\.jinja: .*line 1", id="template syntax"),
         pytest.param({"chat_template__jinja": "{{ nope.x }}"}, r"does not render", id="template fails on everything"),
-        pytest.param({"tokenizer__json": None}, r"tokenizer\.json: No such file", id="no tokenizer"),
-        pytest.param({"generation_config__json": "{"}, r"generation_config\.json: not valid JSON", id="broken JSON"),
+        pytest.param({"tokenizer__json": None}, r"tokenizer\.json: cannot be read: No such file", id="no tokenizer"),
+        pytest.param({"generation_config__json": "{"}, r"generation_config\.json: is not valid JSON", id="broken JSON"),
         pytest.param(
             {"generation_config__json": {}, "config__json": {}}, "names an eos_token_id", id="no end of an answer"
+        ),
+        pytest.param(
+            {"generation_config__json": {}, "config__json": {"text_config": [1]}},
+            "names an eos_token_id",
+            id="text_config of no kind",
         ),
     ],
 )
 def test_unusable_directories_are_refused_by_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FrontendError, match=message):
+    with pytest.raises(InputError, match=message):
         ChatFrontend.load(model_directory(tmp_path, **changes), make_settings())
 
 
 def test_template_kwargs_of_the_configuration_are_checked() -> None:
     with pytest.raises(FrontendError, match=r"template\.kwargs: .*'tools' is set by the server"):
         ChatFrontend.load(tiny_directory(), make_settings(template={"kwargs": {"tools": []}}))
+
+
+def test_template_file_that_would_block_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jinja"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=r"t\.jinja: cannot be read: not a regular file but a FIFO"):
+        ChatFrontend.load(tiny_directory(), make_settings(template={"file": str(path)}))
 
 
 def test_template_file_that_is_not_utf8(tmp_path: Path) -> None:

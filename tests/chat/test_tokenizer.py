@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from ninferd.chat.errors import FrontendError
 from ninferd.chat.tokenizer import ChatTokenizer
+from ninferd.errors import InputError
 from tests.support.frontends import tiny_directory, tiny_frontend
 
 LIBRARY = Tokenizer.from_file(str(tiny_directory() / "tokenizer.json"))
@@ -72,7 +73,11 @@ def test_tokens_known_to_the_config_only_are_control_tokens(tmp_path: Path) -> N
     ("change", "message"),
     [
         pytest.param({"decoder": {"type": "Metaspace"}}, "byte-level", id="another decoder"),
-        pytest.param({"model": {"type": "WordPiece", "vocab": {}}}, "byte-level", id="another model"),
+        pytest.param({"model": {"type": "WordPiece", "vocab": {"a": 0}}}, "byte-level", id="another model"),
+        pytest.param({"model": {"vocab": {}}}, r"length >= 1 - at `\$\.model\.vocab`", id="no vocabulary"),
+        pytest.param({"model": []}, r"tokenizer\.json: Expected `object`, got `array` - at `\$\.model`", id="no model"),
+        pytest.param({"decoder": {"type": "Sequence", "decoders": [5]}}, r"at `\$\.decoder", id="decoder of no kind"),
+        pytest.param({"added_tokens": [{"id": "x", "content": "y"}]}, r"at `\$\.added_tokens\[0\]\.id`", id="id"),
         pytest.param({"pre_tokenizer": {"type": "Nonsense"}}, "cannot be used", id="unreadable"),
     ],
 )
@@ -98,10 +103,17 @@ def test_plain_text_that_would_be_control_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "JSON object")])
 def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(FrontendError, match=f"tokenizer.json: .*{message}"):
+    with pytest.raises(InputError, match=f"tokenizer.json: .*{message}"):
         ChatTokenizer.load(tmp_path)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FrontendError, match=r"tokenizer\.json: No such file"):
+    with pytest.raises(InputError, match=r"tokenizer\.json: cannot be read: No such file"):
+        ChatTokenizer.load(tmp_path)
+
+
+def test_config_that_declares_no_tokens_is_named(tmp_path: Path) -> None:
+    write(tmp_path, definition())
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": {}}}')
+    with pytest.raises(FrontendError, match=r"tokenizer_config\.json: "):
         ChatTokenizer.load(tmp_path)

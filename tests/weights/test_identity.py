@@ -53,5 +53,5 @@ def test_a_tokenizer_is_not_needed(model: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused(model: Path) -> None:
     (model / "config.json").unlink()
     (model / "config.json").mkdir()
-    with pytest.raises(InputError, match=r"config.json: cannot be read: Is a directory"):
+    with pytest.raises(InputError, match=r"config.json: cannot be read: not a regular file but a directory"):
         model_identity(model)
