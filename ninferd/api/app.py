@@ -40,7 +40,7 @@ def create_app(context: ApiContext) -> Starlette:
         assert isinstance(error, ApiError)
         return error.response(retry_after=context.settings().http.retry_after)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", _root, methods=["GET"]),
             Route("/health", probes.health, methods=["GET"]),
@@ -53,6 +53,8 @@ def create_app(context: ApiContext) -> Starlette:
         exception_handlers={ApiError: api_error, HTTPException: _http_error, Exception: _unexpected_error},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # the target would be a URL of the client's own making
+    return app
 
 
 class _Probes:

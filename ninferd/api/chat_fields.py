@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ninferd.api.chat_messages import MessageFields
 from ninferd.api.errors import bad_request
@@ -103,9 +104,20 @@ def parse_chat_fields(body: bytes) -> ChatFields:
     try:
         return ChatFields.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = _place(first["loc"])
-        raise bad_request(f"{place}: {first['msg']}", str(first["loc"][0])) from None
+        problem = _first_problem(error)
+        reason = "an object is needed" if problem["type"] == "model_type" else problem["msg"]
+        raise bad_request(f"{_place(problem['loc'])}: {reason}", str(problem["loc"][0])) from None
+
+
+def _first_problem(error: ValidationError) -> ErrorDetails:
+    """Of the first field that does not fit; where it may be one of several types, of the type that fits best."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    first = problems[0]
+    *field, branch = first["loc"]
+    if not _is_branch(branch):
+        return first
+    alternatives = (problem for problem in problems if list(problem["loc"][: len(field)]) == field)
+    return max(alternatives, key=lambda problem: len(problem["loc"]))
 
 
 def _place(location: Sequence[int | str]) -> str:
@@ -114,6 +126,11 @@ def _place(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             place += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+        elif not _is_branch(part):
             place += f".{part}" if place else part
     return place
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a part of a pydantic location names one type of a union, not a field."""
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or not part.isidentifier())

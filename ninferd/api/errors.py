@@ -21,6 +21,8 @@ from ninferd.errors import NinferError
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 
+MAX_MESSAGE_CHARS = 1000
+
 RETRY_BUSY_S = 1
 RETRY_UNAVAILABLE_S = 5
 RETRY_LOADING_S = 2
@@ -40,7 +42,7 @@ class ApiError(NinferError):
         retry_after_s: int | None = None,
         extra: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.status = status
         self.type = type
         self.code = code
@@ -61,6 +63,12 @@ class ApiError(NinferError):
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
+
+
+def _shortened(message: str) -> str:
+    """Messages quote what the client sent, however long: the ends say what and why, the middle goes."""
+    half = MAX_MESSAGE_CHARS // 2
+    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:half]} … {message[-half:]}"
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:

@@ -71,6 +71,7 @@ async def test_unknown_model() -> None:
     [
         ("GET", "/nope", 404, "not_found"),
         ("POST", "/v1/nope", 404, "not_found"),
+        ("POST", "/v1/chat/completions/", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),

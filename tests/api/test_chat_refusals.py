@@ -286,6 +286,43 @@ async def test_message_is_refused(fields: dict[str, Any], code: str | None, mode
     await assert_refused(Rig(settings=make_settings(compat={"mode": mode})), fields, "messages", code)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"messages": ["q"]}, "messages[0]: an object is needed"),
+        (message(role="user", content=[TEXT, {}]), "messages[1].content[1].type: Field required"),
+        (message(role="user", content=5), "messages[1].content: Input should be a valid string"),
+        (message(role="user", content=[5]), "messages[1].content[0]: an object is needed"),
+        ({"stop": ["x", ""]}, "stop[1]: String should have at least 1 character"),
+        ({"stop": "", "n": 2}, "stop: String should have at least 1 character"),
+        ({"temperature": "hot", "stop": [""]}, "temperature: Input should be a valid number"),
+    ],
+    ids=str,
+)
+async def test_refusal_names_the_exact_place(fields: dict[str, Any], text: str) -> None:
+    response = await Rig().chat(**fields)
+    assert response.json()["error"]["message"] == text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        message(role="r" * 5000, content="x"),
+        part(type="t" * 5000),
+        {"logit_bias": {"k" * 5000: "x"}},
+        {"tools": [TOOL], "tool_choice": {"type": ["y" * 5000]}},
+        message(role="assistant", tool_calls=[call(function={"name": "f" * 5000, "arguments": "{"})]),
+    ],
+    ids=["role", "part", "key", "choice", "call"],
+)
+async def test_refusal_does_not_send_a_long_text_back(fields: dict[str, Any]) -> None:
+    response = await Rig().chat(**fields)
+    assert response.status_code == 400
+    text = response.json()["error"]["message"]
+    assert len(text) < 1100
+    assert " … " in text
+
+
 @pytest.mark.parametrize(("fields", "param", "code", "ignored"), LENIENT_ONLY, ids=str)
 async def test_lenient_rows(fields: dict[str, Any], param: str, code: str | None, ignored: str | None) -> None:
     await assert_refused(strict_rig(), fields, param, code)
