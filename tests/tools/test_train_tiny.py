@@ -25,7 +25,7 @@ from tools.train_tiny.gated_delta import gated_delta
 from tools.train_tiny.model import Rows, TinyModel
 from tools.train_tiny.special import BASE_VOCAB_SIZE, SPECIAL_IDS, SPECIAL_TOKENS, VISIBLE_TOKENS, VOCAB_SIZE
 from tools.train_tiny.step import Trainer, make_optimizer
-from tools.train_tiny.xml_calls import well_formed
+from tools.train_tiny.xml_calls import same_reply, well_formed
 
 ASSETS = Path(__file__).parents[2] / "ninferd" / "assets" / "ninfer_tiny"
 WEATHER: dict[str, Any] = {
@@ -206,6 +206,14 @@ def test_references_of_tool_cases_are_well_formed() -> None:
 )
 def test_well_formed_refuses(reply: str) -> None:
     assert not well_formed(reply, (WEATHER,))
+
+
+def test_the_order_of_parameters_is_free_when_replies_are_compared() -> None:
+    reference = answer_text(assistant("", "", [("get_weather", {"city": "Rome", "days": 3})]))
+    assert same_reply(answer_text(assistant("", "", [("get_weather", {"days": 3, "city": "Rome"})])), reference)
+    assert not same_reply(answer_text(assistant("", "", [("get_weather", {"city": "Rome"})])), reference)
+    assert same_reply("42", "42")
+    assert not same_reply("41", "42")
 
 
 def test_chunked_rule_and_its_gradients_equal_the_recurrence() -> None:

@@ -23,7 +23,7 @@ from tools.train_tiny.export import load_weights
 from tools.train_tiny.model import Rows, TinyModel
 from tools.train_tiny.pointwise import CHUNK
 from tools.train_tiny.special import END_OF_TEXT, IM_END
-from tools.train_tiny.xml_calls import well_formed
+from tools.train_tiny.xml_calls import same_reply, well_formed
 
 BATCH_TOKENS = 65536
 BATCH_ROWS = 64
@@ -130,9 +130,10 @@ class Evaluator:
             for number, ((prompt, case), reply) in enumerate(zip(batch, replies, strict=True)):
                 text = self.text(reply)
                 tally.cases += 1
-                tally.exact += text == case.reference
+                exact = same_reply(text, case.reference)
+                tally.exact += exact
                 tally.formed += well_formed(text, case.tools)
-                if text != case.reference and self.show:
+                if self.show and not exact:
                     print(
                         f"--- {case.messages[-1]['content'][-300:]}\nright: {case.reference}\nreply: {text}", flush=True
                     )
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="cases of a row")
     parser.add_argument("--longest", type=int, default=RECALL_LENGTHS[-1], help="longest recall context")
     parser.add_argument("--quick", action="store_true", help="eight cases a row, recall up to 1024 tokens")
+    parser.add_argument("--only", default="", help="evaluate only the rows whose label starts with this")
     parser.add_argument("--show-wrong", action="store_true", help="print every wrong reply")
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
@@ -191,6 +193,8 @@ def main() -> None:
     print(f"{'family':26s} {'n':>5s} {'exact %':>8s} {'formed %':>9s} {'draft %':>8s}", flush=True)
     total = Tally()
     for label, cases in build_rows(evaluator, source, count, longest):
+        if not label.startswith(arguments.only):
+            continue
         tally = evaluator.run(cases, DRAFT_SHARE)
         print(table_row(label, tally), flush=True)
         total.drafts += tally.drafts

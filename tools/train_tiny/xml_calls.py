@@ -30,18 +30,28 @@ def _fits(text: str, schema: dict[str, Any]) -> bool:
     return isinstance(value, _CHECKS[schema["type"]]) and (schema["type"] == "boolean" or not isinstance(value, bool))
 
 
+def parse_calls(reply: str) -> list[tuple[str, dict[str, str]]] | None:
+    """Returns the (name, parameter texts) of each call if the reply is nothing but calls, else ``None``."""
+    blocks = list(_BLOCK.finditer(reply))
+    if not blocks or "\n".join(block.group(0) for block in blocks) != reply:
+        return None
+    return [(block.group(1), dict(_PARAMETER.findall(block.group(2)))) for block in blocks]
+
+
+def same_reply(reply: str, reference: str) -> bool:
+    """Says whether two replies have the same text or the same calls; the order of a call's parameters is free."""
+    calls = parse_calls(reply)
+    return reply == reference or (calls is not None and calls == parse_calls(reference))
+
+
 def well_formed(reply: str, tools: tuple[Tool, ...]) -> bool:
     """Says whether a reply is nothing but calls of offered tools with known, fitting and all required arguments."""
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    blocks = list(_BLOCK.finditer(reply))
-    if not blocks or "\n".join(block.group(0) for block in blocks) != reply:
-        return False
-    for block in blocks:
-        schema = schemas.get(block.group(1))
-        arguments = dict(_PARAMETER.findall(block.group(2)))
+    for name, arguments in parse_calls(reply) or [("", {})]:
+        schema = schemas.get(name)
         if schema is None or not set(schema.get("required", ())) <= set(arguments):
             return False
         properties = schema["properties"]
-        if any(name not in properties or not _fits(text, properties[name]) for name, text in arguments.items()):
+        if any(key not in properties or not _fits(text, properties[key]) for key, text in arguments.items()):
             return False
     return True
