@@ -16,6 +16,13 @@ from ninferd.chat.conversation import ReasoningEffort
 ShortText = Annotated[str, Field(max_length=64)]
 NonEmptyText = Annotated[str, Field(min_length=1)]
 
+MAX_JSON_SEPARATORS = 1 << 21
+"""Commas and opening brackets of a body, those in its strings included.
+
+Parsing holds the interpreter for as long as there are values to make, and heartbeats wait. More than any prompt that
+fits a context has; base64, which makes bodies large, has none.
+"""
+
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -95,6 +102,8 @@ class ChatFields(BaseModel):
 
 def parse_chat_fields(body: bytes) -> ChatFields:
     """JSON to typed fields; raises ApiError naming the first field that does not fit."""
+    if sum(body.count(separator) for separator in (b",", b"[", b"{")) > MAX_JSON_SEPARATORS:
+        raise bad_request(f"request body has more than {MAX_JSON_SEPARATORS} JSON values", None)
     try:
         content = json_text.loads(body)
     except ValueError:

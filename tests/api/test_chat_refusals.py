@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ninferd.api.chat_fields import MAX_JSON_SEPARATORS
 from tests.api.harness import Rig, body
 from tests.support.frontends import make_settings
 
@@ -352,10 +353,12 @@ async def test_accepted(fields: dict[str, Any]) -> None:
         (b"\xff", "request body is not valid JSON"),
         (b'{"seed": NaN}', "request body is not valid JSON"),
         (b"[" * 100_000, "request body is not valid JSON"),
+        (b'{"x":[' + b"0," * MAX_JSON_SEPARATORS + b"0]}", "request body has more than 2097152 JSON values"),
+        (b'{"x":[' + b"{}" * MAX_JSON_SEPARATORS + b"0]}", "request body has more than 2097152 JSON values"),
         (b"[]", "request body must be a JSON object"),
         (b'"x"', "request body must be a JSON object"),
     ],
-    ids=["empty", "cut", "not utf-8", "NaN", "endless nesting", "array", "string"],
+    ids=["empty", "cut", "not utf-8", "NaN", "endless nesting", "many numbers", "many objects", "array", "string"],
 )
 async def test_bodies_that_are_not_requests(content: bytes, message: str) -> None:
     async with Rig().client() as client:
