@@ -78,11 +78,7 @@ class ChatCompletions:
             record.cancelled()
             raise
         except Exception as exception:
-            error = from_exception(exception)
-            if error.status == 500:
-                record.crashed()
-            record.failed(error)
-            await self._report(error, exchange)
+            await self._report(from_exception(exception), exchange)
 
     async def _serve(self, exchange: _Exchange) -> None:
         context, settings = self._context, self._context.settings()
@@ -117,6 +113,9 @@ class ChatCompletions:
 
     async def _report(self, error: ApiError, exchange: _Exchange) -> None:
         """As an HTTP error while that is still possible, else as the last frame, with no ``[DONE]`` after it."""
+        if error.status == 500:
+            exchange.record.crashed()
+        exchange.record.failed(error)
         if exchange.stream.started:
             await exchange.stream.write(data_frame(error.body()))
             await exchange.stream.end()

@@ -29,6 +29,7 @@ async def run_until_disconnect(work: Coroutine[Any, Any, None], receive: Receive
     finally:
         await _cancel(watching)
         await _cancel(working)
+        del working  # holds the exception that holds this frame: the body would stay until a full collection
 
 
 async def _disconnected(receive: Receive) -> None:

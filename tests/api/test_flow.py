@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import AsyncGenerator
 
 import pytest
+from starlette.types import Message
 
 from ninferd.api.errors import ApiError
-from ninferd.api.flow import TimedEvents
+from ninferd.api.flow import TimedEvents, run_until_disconnect
 from ninferd.chat.generation import GenerationEvent
 from ninferd.chat.output import ContentDelta, ReasoningDelta
 
@@ -80,3 +84,28 @@ async def test_close_reaches_the_source_in_the_middle_of_a_read() -> None:
     assert await events.next(0.0) is None
     await events.aclose()
     assert source.closed
+
+
+async def test_failed_work_is_freed_at_once() -> None:
+    """Else every refused body would stay until a full garbage collection, which a quiet server never needs."""
+
+    class Body:
+        pass
+
+    async def fail(body: Body) -> None:
+        raise ValueError(f"not a request: {body}")
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    body = Body()
+    freed = weakref.ref(body)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await run_until_disconnect(fail(body), receive)
+        del body
+        assert freed() is None
+    finally:
+        gc.enable()
