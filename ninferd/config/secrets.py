@@ -69,7 +69,8 @@ def _digest(key: str) -> bytes:
 
 
 def _objection(label: str, key: str, found: Mapping[str, str]) -> str | None:
-    if _LABEL.fullmatch(label) is None:
+    """What is wrong with an entry, in words that may be logged: without a key, what stands for the label may be one."""
+    if not key or _LABEL.fullmatch(label) is None:
         return "label:key expected, with a label of 1 to 64 letters, digits, '.', '_', '@' or '-'"
     if _KEY.fullmatch(key) is None:
         return f'the key labelled "{label}" must be 1 to 4096 printable ASCII characters without spaces'

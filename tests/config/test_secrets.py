@@ -51,7 +51,8 @@ def test_no_key_means_open() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
-        ("alice:a\njust-a-key\n", 2, 'the key labelled "just-a-key" must be 1 to 4096 printable ASCII characters'),
+        ("alice:a\njust-a-key\n", 2, "label:key expected, with a label of 1 to 64 letters"),
+        ("just-a-key:\n", 1, "label:key expected, with a label of 1 to 64 letters"),
         (":key\n", 1, "label:key expected, with a label of 1 to 64 letters"),
         ("a b:key\n", 1, "label:key expected, with a label of 1 to 64 letters"),
         ("alice:has space\n", 1, 'the key labelled "alice" must be 1 to 4096 printable ASCII characters'),
@@ -65,6 +66,7 @@ def test_a_bad_line_is_named_without_its_key(tmp_path: Path, text: str, line: in
     problem = _refusal(_key_file(tmp_path, text))
     assert problem.startswith(f"{tmp_path}/keys:{line}: {reason}")
     assert "has space" not in problem
+    assert "just-a-key" not in problem
     assert "kkk" not in problem
 
 
