@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -283,4 +284,5 @@ class Daemon:
         engine.cancel()
         await asyncio.gather(server, engine, return_exceptions=True)
         await self._supervisor.stop()
-        self._running_file.unlink(missing_ok=True)
+        with suppress(OSError):  # it may never have been written
+            self._running_file.unlink()
