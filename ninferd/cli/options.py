@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from ninferd.config.availability import build_note
 from ninferd.config.keys import KEYS, KeySpec
 from ninferd.config.layers import DEFAULT_BASE_FILE, ConfigSources
 
@@ -93,7 +94,7 @@ def _add_flag(group: argparse._ArgumentGroup, spec: KeySpec, flag: str) -> None:
 
 def _help(spec: KeySpec) -> str:
     twin = f" (or --no-{spec.flag.removeprefix('--')})" if spec.flag and spec.annotation is bool else ""
-    return f"{spec.name}{twin}: {spec.help}".replace("%", "%%")
+    return f"{spec.name}{twin}: {spec.help} {build_note(spec)}".rstrip().replace("%", "%%")
 
 
 def _pair(key: str, text: str) -> tuple[str, str]:

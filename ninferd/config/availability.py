@@ -36,6 +36,8 @@ _LATER_KEYS = frozenset(
 )
 _AVAILABLE_VALUES: Mapping[str, frozenset[str]] = {"engine.kv_dtype": frozenset({"bf16", "fp32"})}
 """Keys of which this build has some values only."""
+_WITHOUT_EFFECT = frozenset({"engine.cuda_graph", "engine.prefix_reuse"})
+"""Switches of optimisations to come, which change no answer: either value is accepted."""
 
 
 def is_available(spec: KeySpec, value: object) -> bool:
@@ -44,8 +46,22 @@ def is_available(spec: KeySpec, value: object) -> bool:
         return True
     if spec.name in _AVAILABLE_VALUES:
         return value in _AVAILABLE_VALUES[spec.name]
+    return not is_later(spec)
+
+
+def is_later(spec: KeySpec) -> bool:
+    """Whether nothing of the key's feature is in this build: only its default is accepted, and does nothing."""
     is_post_thinking = spec.path[:-1] == ("sampling", "post_thinking")
-    return spec.path[0] not in _LATER_GROUPS and spec.name not in _LATER_KEYS and not is_post_thinking
+    return spec.path[0] in _LATER_GROUPS or spec.name in _LATER_KEYS or is_post_thinking
+
+
+def build_note(spec: KeySpec) -> str:
+    """What this build does not do of a key, as a sentence for its documentation; empty if it does everything."""
+    if is_later(spec):
+        return "Not in this build."
+    if spec.name in _AVAILABLE_VALUES:
+        return f"In this build: {', '.join(sorted(map(toml_text, _AVAILABLE_VALUES[spec.name])))}."
+    return "No effect in this build." if spec.name in _WITHOUT_EFFECT else ""
 
 
 def unavailable_keys(resolved: ResolvedConfig) -> list[str]:

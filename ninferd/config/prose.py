@@ -74,7 +74,7 @@ Rules between keys:
 `thinking.default_budget` of `limits.default_max_tokens` or more is a warning: it can never be reached.
 
 A key whose feature a build does not have yet may be set to its default only; otherwise the daemon refuses to start
-with `FILE:LINE: key = value: not available in this build`.
+with `FILE:LINE: key = value: not available in this build`. Such keys are marked below: "Not in this build."
 
 ## Reload
 
@@ -111,6 +111,9 @@ takes no secret.
 | `yarn-555k-c3` | three agents sharing 555,000 tokens, with vision |
 | `long-600k-c1` | one agent with one window of 600,000 tokens |
 | `nvfp4-8lane` | many short requests: eight lanes |
+
+This build can start `tiny` only: the others set keys of features that it does not have yet, and are refused with the
+list of those keys.
 
 Beyond about 350,000 tokens of agent history the *model* tends to repeat its plan without finishing; recall probes
 still pass there, so neither cache nor positions are at fault. 262,144 tokens is the recommended window.

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
+from ninferd.config.availability import build_note, is_later
 from ninferd.config.describe import toml_key, toml_text
 from ninferd.config.keys import KEYS, TABLES, KeySpec
 from ninferd.config.prose import DOCS_HEAD, ETC_HEAD
@@ -25,7 +26,7 @@ def etc_file() -> str:
         if (own := ".".join(spec.path[:-1])) != table:
             table = own
             lines += ["", "", *_comment(_summary(table)), f"[{table}]"]
-        lines += ["", *_comment(spec.help), *_comment(_facts(spec)), _default_line(spec)]
+        lines += ["", *_comment(_meaning(spec)), *_comment(_facts(spec)), _default_line(spec)]
     return "\n".join(lines) + "\n"
 
 
@@ -51,7 +52,18 @@ def docs_page() -> str:
 
 
 def _summary(table: str) -> str:
-    return (TABLES[table].__doc__ or "").strip()
+    text = (TABLES[table].__doc__ or "").strip()
+    return f"{text} Not in this build: only the defaults are accepted." if _is_later_table(table) else text
+
+
+def _is_later_table(table: str) -> bool:
+    return all(is_later(spec) for spec in KEYS.values() if ".".join(spec.path[:-1]) == table)
+
+
+def _meaning(spec: KeySpec) -> str:
+    """The key's help and what this build lacks of it, unless the whole table says so."""
+    note = "" if _is_later_table(".".join(spec.path[:-1])) else build_note(spec)
+    return f"{spec.help} {note}".rstrip()
 
 
 def _comment(text: str) -> Iterator[str]:
@@ -74,7 +86,7 @@ def _docs_row(spec: KeySpec) -> str:
     default = "required" if spec.required else "unset" if spec.default is None else f"`{toml_text(spec.default)}`"
     unit = f" ({spec.unit})" if spec.unit else ""
     flag = f"`{spec.flag}`" if spec.flag else ""
-    cells = (f"`{spec.path[-1]}`", default + unit, spec.accepted, spec.reload, flag, spec.help)
+    cells = (f"`{spec.path[-1]}`", default + unit, spec.accepted, spec.reload, flag, _meaning(spec))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ninferd
-from ninferd.config.availability import is_available, unavailable
+from ninferd.config.availability import build_note, is_available, unavailable
 from ninferd.config.keys import KEYS
 from ninferd.config.layers import load
 from tests.config.support import MODEL, sources
@@ -82,3 +82,23 @@ def test_an_available_key_is_read_by_some_part() -> None:
 )
 def test_what_this_build_has(key: str, value: object, available: bool) -> None:
     assert is_available(KEYS[key], value) is available
+
+
+@pytest.mark.parametrize(
+    ("key", "note"),
+    [
+        ("spec.backend", "Not in this build."),
+        ("log.stats_interval_ms", "Not in this build."),
+        ("engine.kv_dtype", 'In this build: "bf16", "fp32".'),
+        ("engine.prefix_reuse", "No effect in this build."),
+        ("engine.max_context", ""),
+    ],
+)
+def test_the_documentation_says_what_is_not_here(key: str, note: str) -> None:
+    assert build_note(KEYS[key]) == note
+
+
+def test_a_key_without_a_note_takes_any_value() -> None:
+    nothing_like_it = object()
+    refused = {name for name, spec in KEYS.items() if not is_available(spec, nothing_like_it)}
+    assert {name for name, spec in KEYS.items() if build_note(spec)} == refused | _NOTHING_TO_DO

@@ -53,6 +53,15 @@ def test_every_key_is_in_both_files_with_its_facts() -> None:
         assert spec.flag is None or f"`{spec.flag}`" in docs
 
 
+def test_what_the_build_lacks_is_said_once() -> None:
+    """With the key, or with its table where nothing of the table is there."""
+    etc, docs = etc_file(), docs_page()
+    for page in (etc, docs):
+        assert "Interval of throughput lines while something moves; 0 is off. Not in this build." in page
+        assert "Speculative decoding. Not in this build: only the defaults are accepted." in page
+        assert "Drafter; its weights must be in the artifact. Unset: off. Not in" not in page
+
+
 def test_the_named_profiles_exist() -> None:
     for path in shipped_profiles_dir().iterdir():
         assert path.stem in etc_file()
