@@ -44,7 +44,8 @@ class TokenCounts:
         seen = self._in_prompt[rows] | (counts > 0)
         factor = repetition.to(logits.dtype).unsqueeze(-1)
         repeated = torch.where(logits > 0, logits / factor, logits * factor)
-        penalised = torch.where(seen, repeated, logits)
+        limit = torch.finfo(logits.dtype).max  # a factor near 0 overflows, and inf - inf would be no number
+        penalised = torch.where(seen, repeated.clamp_(-limit, limit), logits)
         penalised -= frequency.to(logits.dtype).unsqueeze(-1) * counts
         penalised -= presence.to(logits.dtype).unsqueeze(-1) * (counts > 0)
         return penalised

@@ -210,6 +210,14 @@ def test_penalties_by_hand(strengths: dict[str, float], expected: list[float]) -
             assert winner == (token if value > rival_value or (value == rival_value and token < rival) else rival)
 
 
+@pytest.mark.parametrize("penalty", [1e-30, 1e-40, 1e-310])
+def test_a_penalty_near_zero_draws_among_the_seen_tokens(penalty: float) -> None:
+    """Their logits overflow float32; what is drawn must still be one of them."""
+    sampler = _sampler([SamplingParams(seed=0, repetition_penalty=penalty)], 4, np.array([1, 2]))
+    logits = torch.tensor([[3.0, 1.0, 2.0, 4.0]])
+    assert {sampler.sample(logits, [0]).tokens[0] for _ in range(30)} <= {1, 2}
+
+
 def test_a_lane_starts_clean_after_another_request() -> None:
     params = SamplingParams(seed=0, temperature=0.0, presence_penalty=2.0, repetition_penalty=2.0)
     sampler = _sampler([params], 3, np.array([2]))
