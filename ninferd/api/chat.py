@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ninferd.api.chat_answer import AggregateAnswer, StreamedAnswer
-from ninferd.api.chat_payloads import ChatPayloads
+from ninferd.api.chat_payloads import ChatPayloads, Payload
 from ninferd.api.chat_request import ChatRequest, plan_generation, read_chat_request
 from ninferd.api.context import ApiContext
 from ninferd.api.errors import ApiError, from_exception, queue_timeout
@@ -26,6 +26,7 @@ from ninferd.api.models import public_model_name
 from ninferd.api.request_record import RequestRecord
 from ninferd.api.sse import EventStream, data_frame
 from ninferd.api.stats import ApiCounters
+from ninferd.chat.errors import GenerationFailedError
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.chat.generation import Generation, GenerationPlan
 from ninferd.config.schema import Settings
@@ -96,20 +97,24 @@ class ChatCompletions:
         async with _until(terms.deadline_s):
             request, plan = await loop.run_in_executor(self._preparation, _prepare, terms, body)
         exchange.record.started(request, thinking=plan.prompt.enable_thinking)
-        generation = Generation(self._context.engine, terms.frontend, plan)
-        remaining_ms = int(1e3 * (terms.deadline_s - loop.time()))
-        events = TimedEvents(generation.events(max(remaining_ms, 1)), terms.deadline_s)
         payloads = ChatPayloads(request.model, terms.frontend.tokenizer)
         headers = {"x-ninfer-ignored": ",".join(request.ignored)} if request.ignored else {}
+        generation = Generation(self._context.engine, terms.frontend, plan)
+        if request.form.stream:
+            streamed = StreamedAnswer(exchange.stream, payloads, request, generation, exchange.record)
+            async with _timed(generation, terms.deadline_s) as events:
+                await streamed.send(events, headers, terms.settings.http.keepalive_comment_s)
+            return
         try:
-            if request.form.stream:
-                answer = StreamedAnswer(exchange.stream, payloads, request, generation, exchange.record)
-                await answer.send(events, headers, terms.settings.http.keepalive_comment_s)
-            else:
-                payload = await AggregateAnswer(payloads, request, exchange.record).collect(events)
-                await exchange.respond(Response(msgspec.json.encode(payload), 200, headers, "application/json"))
-        finally:
-            await events.aclose()
+            payload = await _collect(generation, terms.deadline_s, payloads, request, exchange.record)
+        except GenerationFailedError as error:
+            if error.code != "engine_crashed":
+                raise
+            # The client has seen nothing of it, so it can be tried again as if it had waited.
+            again = Generation(self._context.engine, terms.frontend, plan)
+            deadline_s = loop.time() + terms.settings.queue.pending_timeout_ms / 1e3
+            payload = await _collect(again, deadline_s, payloads, request, exchange.record)
+        await exchange.respond(Response(msgspec.json.encode(payload), 200, headers, "application/json"))
 
     async def _report(self, error: ApiError, exchange: _Exchange) -> None:
         """As an HTTP error while that is still possible, else as the last frame, with no ``[DONE]`` after it."""
@@ -131,6 +136,24 @@ async def _until(deadline_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise queue_timeout() from None
+
+
+@asynccontextmanager
+async def _timed(generation: Generation, deadline_s: float) -> AsyncIterator[TimedEvents]:
+    """The events of a generation that must be admitted before the deadline; leaving the block cancels it."""
+    remaining_ms = int(1e3 * (deadline_s - asyncio.get_running_loop().time()))
+    events = TimedEvents(generation.events(max(remaining_ms, 1)), deadline_s)
+    try:
+        yield events
+    finally:
+        await events.aclose()
+
+
+async def _collect(
+    generation: Generation, deadline_s: float, payloads: ChatPayloads, request: ChatRequest, record: RequestRecord
+) -> Payload:
+    async with _timed(generation, deadline_s) as events:
+        return await AggregateAnswer(payloads, request, record).collect(events)
 
 
 def _prepare(terms: _Terms, body: bytes) -> tuple[ChatRequest, GenerationPlan]:

@@ -100,7 +100,7 @@ class RequestTable:
         for tracked in self.sent():
             tracked.engines_lost += 1
             if tracked.engines_lost == MAX_ENGINES_LOST and not tracked.streaming:
-                self.fail(tracked, "engine_crashed", _SUSPECT)
+                self.fail(tracked, "engine_error", _SUSPECT)
         self.child_ended("engine_crashed", message)
 
     def child_ended(self, code: FailureCode, message: str) -> None:

@@ -184,6 +184,21 @@ async def test_failure_before_the_first_byte_is_a_status(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
 
 
+async def test_whole_answer_is_tried_again_when_the_engine_crashed_under_it() -> None:
+    served = rig(Script(ANSWER, failure="engine_crashed", fail_after_tokens=2), Script(ANSWER))
+    response = await served.chat()
+    assert response.json()["choices"][0]["message"]["content"] == "Because."
+    first, second = served.engine.requests
+    assert first.prompt == second.prompt
+    assert first.sampling == second.sampling, "a seeded answer stays the same"
+
+
+async def test_whole_answer_is_tried_again_once_only() -> None:
+    served = rig(Script(ANSWER, failure="engine_crashed", fail_after_tokens=2))
+    assert (await served.chat()).status_code == 503
+    assert len(served.engine.requests) == 2
+
+
 async def test_failure_in_the_middle_is_the_last_frame() -> None:
     served = rig(Script(ANSWER, failure="engine_crashed", fail_after_tokens=2))
     frames = await served.stream()

@@ -87,7 +87,7 @@ def test_request_that_sees_every_engine_crash_is_not_tried_for_ever() -> None:
         assert table.unsent() == [bystander]
         failed = suspect.events.get_nowait()
         assert isinstance(failed, RequestFailed)
-        assert (failed.code, f"{MAX_ENGINES_LOST} times" in failed.message) == ("engine_crashed", True)
+        assert (failed.code, f"{MAX_ENGINES_LOST} times" in failed.message) == ("engine_error", True)
 
     run(body())
 

@@ -142,7 +142,7 @@ def test_request_that_crashes_every_engine_does_not_end_the_service(tmp_path: Pa
 
     last = run(body())
     assert isinstance(last, RequestFailed)
-    assert last.code == "engine_crashed"
+    assert last.code == "engine_error"
 
 
 def test_killed_engine_is_not_said_to_break_the_protocol(tmp_path: Path) -> None:
