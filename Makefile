@@ -58,7 +58,7 @@ endif
 	touch $@
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
-	$(PIP) install --quiet -e '.[$(EXTRA)]'
+	$(PIP) install --quiet --use-pep517 -e '.[$(EXTRA)]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run

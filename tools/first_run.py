@@ -73,10 +73,8 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends ^C to the daemon as well
         try:
             wait_until_ready(base_url, daemon)
-            print(f"\nYou:         {QUESTION}\nninfer-tiny: ", end="", flush=True)
-            for text in stream_answer(base_url, QUESTION):
-                print(text, end="", flush=True)
-            print(f"\n\nServing on {base_url}/v1 (Ctrl-C stops it).\n", flush=True)
+            answer = "".join(stream_answer(base_url, QUESTION))  # whole: the daemon logs to the same terminal
+            print(f"\nYou:   {QUESTION}\nModel: {answer}\n\nServing on {base_url}/v1 (Ctrl-C stops it).\n", flush=True)
             return daemon.wait()
         finally:
             if daemon.poll() is None:

@@ -90,11 +90,19 @@ The environment and the command line of the daemon stay those of its start.
 ## Secrets
 
 API keys belong in `server.api_keys_file`: one `label:key` per line, `#` for comments, mode 0600, read again on every
-reload. Labels appear in logs, keys never. A systemd credential (root's file, which the unit's group may read) works:
+reload. Labels appear in logs, keys never. The file belongs to the user of the service:
+
+```sh
+install -m 600 -o ninferd -g ninferd /dev/null /etc/ninfer/secrets/api-keys
+echo "alice:$(openssl rand -hex 24)" >>/etc/ninfer/secrets/api-keys
+ninferd config set server.api_keys_file /etc/ninfer/secrets/api-keys && systemctl reload ninferd
+```
+
+A systemd credential (root's file, which the unit's group may read) works too:
 
 ```ini
 [Service]
-LoadCredential=api-keys:/etc/ninfer/api-keys
+LoadCredential=api-keys:/etc/ninfer/secrets/api-keys
 Environment=NINFERD_SERVER_API_KEYS_FILE=%d/api-keys
 ```
 
