@@ -23,6 +23,9 @@ def register(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ninferd.daemon.late_signals import hold_late_signals
+
+    hold_late_signals()
     from ninferd.daemon.lifecycle import run_daemon
 
     return run_daemon(sources_from_args(args))

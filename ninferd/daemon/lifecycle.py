@@ -30,6 +30,7 @@ from ninferd.config.schema import Settings
 from ninferd.daemon.child import EngineLoadError
 from ninferd.daemon.console import Console, progress_bar, progress_text
 from ninferd.daemon.journal import configure_logging, set_level
+from ninferd.daemon.late_signals import release_late_signals
 from ninferd.daemon.listener import FLUSH_S, format_address, hypercorn_config, open_listener
 from ninferd.daemon.notify import ServiceNotifier
 from ninferd.daemon.preflight import Machine, run_preflight
@@ -47,12 +48,9 @@ EXTEND_S = 60.0  # what start, reload or stop may still take, as of every tick
 SAME_STOP_S = 1.0  # a launcher may pass on the Ctrl-C that the terminal already sent to this process
 SILENCE_S = 15.0  # without a watchdog: heartbeat age from which the engine is reported as stuck
 
-_LATER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
-
 
 def run_daemon(sources: ConfigSources) -> int:
     """Run until stopped; returns the exit status. An expected failure is logged, not raised."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER_SIGNALS)  # they would end the process before it can handle them
     faulthandler.enable()  # systemd's watchdog kills with SIGABRT: the journal then shows where this process was
     console = Console(sys.stderr)
     notifier = ServiceNotifier.from_environment()
@@ -240,7 +238,7 @@ class Daemon:
             loop.add_signal_handler(number, self._on_stop_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloader.request)
         loop.add_signal_handler(signal.SIGUSR1, self._log_stats)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER_SIGNALS)
+        release_late_signals()
 
     def _on_stop_signal(self, number: signal.Signals) -> None:
         now_s = asyncio.get_running_loop().time()

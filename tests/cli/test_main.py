@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,19 @@ def test_generate_refuses_features_and_the_model_like_check(capsys: pytest.Captu
     feature, model = capsys.readouterr().err.splitlines()
     assert feature == "config error: command line: tools.tolerant = true: not available in this build"
     assert model.startswith("config error: command line: model.artifact: /nowhere does not exist")
+
+
+def test_run_keeps_reload_signals_before_anything_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: set[signal.Signals] = set()
+
+    def run_daemon(_sources: object) -> int:
+        held.update(signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        return 0
+
+    monkeypatch.setattr("ninferd.daemon.lifecycle.run_daemon", run_daemon)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        assert main(["run"]) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert {signal.SIGHUP, signal.SIGUSR1} <= held
