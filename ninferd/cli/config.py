@@ -109,17 +109,14 @@ def _print_differences(running: RunningConfig, resolved: ResolvedConfig) -> None
 
 def _change_line(change: Change, resolved: ResolvedConfig) -> str:
     action = "pending_restart" if change.reload == "process" else "reload"
-    old, new = (_value_text(value) for value in (change.old, change.new))
+    from ninferd.config.describe import value_text
+
+    old, new = (value_text(value) for value in (change.old, change.new))
     return f"{change.key}: {old} -> {new} ({resolved.origin(change.key)}) [{change.reload}] {action}: {change.reason}"
 
 
-def _value_text(value: object) -> str:
-    from ninferd.config.describe import toml_text
-
-    return "unset" if value is None else toml_text(value)
-
-
 def run_set(args: argparse.Namespace) -> int:
+    from ninferd.config.describe import value_text
     from ninferd.config.drop_in import set_value
     from ninferd.config.reload import reason_for
 
@@ -130,6 +127,6 @@ def run_set(args: argparse.Namespace) -> int:
         print(f"wrote {result.path}, but {result.resolved.origin(spec.name)} sets {spec.name} too and wins")
         return 0
     command = "restart" if spec.reload == "process" else "reload"
-    print(f"{spec.name} = {_value_text(spec.value(result.resolved.settings))} in {result.path}")
+    print(f"{spec.name} = {value_text(spec.value(result.resolved.settings))} in {result.path}")
     print(f"apply with `systemctl {command} ninferd`: {reason_for(spec)}")
     return 0

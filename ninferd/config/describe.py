@@ -100,6 +100,11 @@ def toml_text(value: Any) -> str:
     return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
 
 
+def value_text(value: Any) -> str:
+    """The value of a key for a message: TOML source, or "unset"."""
+    return "unset" if value is None else toml_text(value)
+
+
 def toml_key(name: str) -> str:
     """A key as TOML source, quoted where needed."""
     return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")

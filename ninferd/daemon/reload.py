@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ninferd.chat.frontend import ChatFrontend
+from ninferd.config.describe import value_text
 from ninferd.config.layers import ConfigSources
 from ninferd.config.reload import Change, ConfigDiff, diff
 from ninferd.config.schema import Settings
@@ -141,10 +142,10 @@ def pending_texts(changes: Iterable[Change]) -> tuple[str, ...]:
 
 
 def _log_applied(changes: ConfigDiff, generation: int) -> None:
-    for change in (*changes.live, *changes.engine):
-        logger.info("reload | %s: %s -> %s", change.key, change.old, change.new)
-    for change in changes.process:
-        logger.warning(
-            "reload | %s: %s -> %s needs systemctl restart: %s", change.key, change.old, change.new, change.reason
-        )
+    for change in changes:
+        text = f"{change.key}: {value_text(change.old)} -> {value_text(change.new)}"
+        if change.reload == "process":
+            logger.warning("reload | %s needs systemctl restart: %s", text, change.reason)
+        else:
+            logger.info("reload | %s", text)
     logger.info("reload done | configuration generation %d", generation)

@@ -14,19 +14,29 @@ EMBEDDED_DIRECTORIES = {"ninfer-tiny": "ninfer_tiny"}
 def artifact_directory(artifact: str) -> Path:
     """Directory of ``artifact``: ``embedded:NAME`` for a shipped model, else the path of a Hugging Face directory.
 
-    Raises InputError if it is not a directory with a ``config.json``.
+    Raises InputError if it is not a directory with a ``config.json``, or out of this user's reach.
     """
     if artifact.startswith(EMBEDDED_PREFIX):
         directory = _embedded_directory(artifact.removeprefix(EMBEDDED_PREFIX))
     else:
         directory = Path(artifact).expanduser()
+    try:
+        _require_model_directory(directory)
+    except PermissionError as error:
+        raise InputError(
+            f"model.artifact: {error.filename} is out of reach: Permission denied; the user that runs ninferd must be "
+            "able to enter the directory and those above it"
+        ) from error
+    return directory
+
+
+def _require_model_directory(directory: Path) -> None:
     if not directory.exists():
         raise InputError(f"model.artifact: {directory} does not exist; it must be a Hugging Face model directory")
     if not directory.is_dir():
         raise InputError(f"model.artifact: {directory} is not a directory; it must be a Hugging Face model directory")
     if not (directory / "config.json").is_file():
         raise InputError(f"model.artifact: {directory} has no config.json, so it is not a Hugging Face model directory")
-    return directory
 
 
 def _embedded_directory(name: str) -> Path:

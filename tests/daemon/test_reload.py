@@ -121,6 +121,15 @@ def test_process_key_waits_for_a_restart(tmp_path: Path, caplog: pytest.LogCaptu
     assert setup.reload().status.pending_restart == (), "set back"
 
 
+def test_changed_values_are_logged_as_the_files_write_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    setup = make(tmp_path)
+    setup.write(BASE + "[sampling]\nseed = 7\n[compat]\nmode = 'strict'\n")
+    with caplog.at_level("INFO"):
+        setup.reload()
+    assert "sampling.seed: unset -> 7" in caplog.text
+    assert 'compat.mode: "lenient" -> "strict"' in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -46,6 +46,21 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
         artifact_directory(str(tmp_path))
 
 
+def test_a_directory_of_another_user(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "model").mkdir(parents=True)
+    closed.chmod(0o000)
+    code = (
+        "import os; from ninferd.weights.locate import artifact_directory\n"
+        "if os.getuid() == 0: os.setuid(65534)  # root enters every directory\n"
+        f"artifact_directory({str(closed / 'model')!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    closed.chmod(0o700)
+    refusal = f"InputError: model.artifact: {closed / 'model'} is out of reach: Permission denied"
+    assert refusal in done.stderr
+
+
 def test_an_unknown_embedded_model() -> None:
     with pytest.raises(InputError, match="no embedded model 'other'; known: embedded:ninfer-tiny"):
         artifact_directory("embedded:other")
