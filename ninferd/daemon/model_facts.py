@@ -11,6 +11,7 @@ from typing import Any
 
 from ninferd.errors import InputError
 from ninferd.weights.json_file import read_json_object
+from ninferd.weights.model_types import type_problem
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_INDEX_BYTES = 64 << 20
@@ -47,6 +48,8 @@ def read_model_facts(directory: Path) -> ModelFacts:
     config = read_json_object(path, MAX_CONFIG_BYTES)
     nested = config.get("text_config")
     text = _Fields(nested if isinstance(nested, dict) else config, path)
+    if problem := type_problem(text.values.get("model_type")):
+        raise InputError(f"{path}: model_type {problem}")
     attention_layers, gdn_layers = _layer_counts(text)
     key_heads, value_heads = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
     key_head_dim, value_head_dim = text.count("linear_key_head_dim"), text.count("linear_value_head_dim")

@@ -36,6 +36,13 @@ def test_sizes_are_those_of_the_engine(tmp_path: Path, config: dict[str, Any]) -
     assert facts.max_position_embeddings == model.config.max_position_embeddings
 
 
+def test_another_family_is_refused_by_its_type(tmp_path: Path) -> None:
+    """Before any of its missing keys is."""
+    write_artifact(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4}, {})
+    with pytest.raises(InputError, match=r"config\.json: model_type is 'llama'; supported: qwen3_5, qwen3_5_text, "):
+        read_model_facts(tmp_path)
+
+
 def test_vision_and_draft_weights_are_not_counted(tmp_path: Path) -> None:
     weights = {
         "model.language_model.norm.weight": ("BF16", [10]),

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from kernels_numba.shapes import AttentionShape, GatedDeltaShape
 from ninferd.models.qwen3_5.json_table import JsonTable
+from ninferd.weights.model_types import MOE_TYPES, type_problem
 
 LayerType = Literal["linear_attention", "full_attention"]
 
-DENSE_TYPES = ("qwen3_5", "qwen3_5_text")
-MOE_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024
 
@@ -72,8 +71,8 @@ class TextConfig:
         nested = "text_config" in top
         text = top.table("text_config") if nested else top
         model_type = text.string("model_type")
-        if model_type not in DENSE_TYPES + MOE_TYPES:
-            raise text.error("model_type", f"is {model_type!r}; supported: {', '.join(DENSE_TYPES + MOE_TYPES)}")
+        if problem := type_problem(model_type):
+            raise text.error("model_type", problem)
         is_moe = model_type in MOE_TYPES
         _require_known_variants(text)
         attention, rope = _attention(text)
