@@ -1,18 +1,26 @@
-"""The application behind the daemon's own listener and HTTP server, on a free loopback port."""
+"""The application behind the daemon's own listener and HTTP server on a free loopback port, with or without a model."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import cast
 
 from hypercorn.asyncio import serve
 from hypercorn.typing import ASGIFramework
+from openai import AsyncOpenAI
 
 from ninferd.api.app import create_app
-from ninferd.api.context import ApiContext
+from ninferd.api.context import ApiContext, ConfigStatus
+from ninferd.chat.frontend import ChatFrontend
+from ninferd.config.schema import Settings
+from ninferd.config.secrets import ApiKeys
 from ninferd.daemon.listener import hypercorn_config, open_listener
+from ninferd.engine.build import build_engine
+from ninferd.engine.local import LocalEngine
 
 
 @asynccontextmanager
@@ -29,3 +37,22 @@ async def running(context: ApiContext) -> AsyncIterator[str]:
     finally:
         stop.set()
         await server
+
+
+@asynccontextmanager
+async def serving(directory: Path, settings: Settings) -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
+    """A real engine over the model in ``directory``, and the official client of a server before it."""
+    frontend = ChatFrontend.load(directory, settings)
+    async with LocalEngine(partial(build_engine, settings)) as engine:
+        context = ApiContext(
+            engine=engine,
+            settings=lambda: settings,
+            frontend=lambda: frontend,
+            api_keys=lambda: ApiKeys({}),
+            config_status=ConfigStatus,
+        )
+        async with (
+            running(context) as url,
+            AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client,
+        ):
+            yield client, engine

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
-from ninferd.api.context import ApiContext, ConfigStatus
-from ninferd.chat.frontend import ChatFrontend
-from ninferd.config.secrets import ApiKeys
-from ninferd.engine.build import build_engine
 from ninferd.engine.local import LocalEngine
 from ninferd.engine.messages import EngineStats
-from tests.clients.live_server import running
+from tests.clients.live_server import serving
 from tests.support.checkpoints import TEXT, write_random_checkpoint
 from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
 
@@ -51,23 +45,8 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@asynccontextmanager
-async def served(directory: Path) -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
-    settings = make_settings(model={"artifact": str(directory), "id": MODEL}, engine=ENGINE)
-    frontend = ChatFrontend.load(directory, settings)
-    async with LocalEngine(partial(build_engine, settings)) as engine:
-        context = ApiContext(
-            engine=engine,
-            settings=lambda: settings,
-            frontend=lambda: frontend,
-            api_keys=lambda: ApiKeys({}),
-            config_status=ConfigStatus,
-        )
-        async with (
-            running(context) as url,
-            AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client,
-        ):
-            yield client, engine
+def served(directory: Path) -> AbstractAsyncContextManager[tuple[AsyncOpenAI, LocalEngine]]:
+    return serving(directory, make_settings(model={"artifact": str(directory), "id": MODEL}, engine=ENGINE))
 
 
 def request(words: int, max_tokens: int) -> Any:
