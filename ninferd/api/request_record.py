@@ -83,8 +83,10 @@ class RequestRecord:
         outcome = "rejected" if self.stage == "prepare" else "failed"
         self._counters.outcomes["rejected" if outcome == "rejected" else "errors"] += 1
         level = logging.INFO if error.status < 429 else logging.WARNING
-        reason = (error.code or error.type).replace("_", " ")
-        self._log(level, f"{outcome} during {self.stage}", self._label, f"HTTP {error.status}", reason)
+        parts = [f"HTTP {error.status}", (error.code or error.type).replace("_", " ")]
+        if error.param is not None:
+            parts.append(error.param)
+        self._log(level, f"{outcome} during {self.stage}", self._label, *parts)
 
     def crashed(self) -> None:
         """An unexpected exception is being handled: its traceback goes to the log."""

@@ -89,8 +89,7 @@ class ChatFrontend:
         rendered = self._render(conversation, dict(options.variables), max_context)
         seed_text = ""
         if conversation.forced_call is not None:
-            name = conversation.forced_call
-            seed_text = f"{CALL_OPEN}\n{FUNCTION_OPEN}" + (f"{name}>\n" if name else "")
+            seed_text = _call_opener(conversation.forced_call)
             rendered += self.template.marks.mark(CALL_OPEN) + seed_text.removeprefix(CALL_OPEN)
         token_ids = self.tokenizer.encode_rendered(rendered, self.template.marks)
         if len(token_ids) > max_context:
@@ -222,3 +221,12 @@ def _stop_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -
         if isinstance(value, list) and value and all(isinstance(entry, int) for entry in value):
             return tuple(value)
     raise FrontendError("neither generation_config.json nor config.json names an eos_token_id")
+
+
+def _call_opener(name: str) -> str:
+    """What a call of ``name`` begins with; of any tool if empty.
+
+    Ends where a token ends in every well-formed call, so without the ``=`` before a name yet to come: ``=get`` is one
+    token in vocabularies of the family, and a model does not go on well from half of one.
+    """
+    return f"{CALL_OPEN}\n" + (f"{FUNCTION_OPEN}{name}>\n" if name else FUNCTION_OPEN.removesuffix("="))

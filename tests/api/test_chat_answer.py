@@ -129,7 +129,7 @@ async def test_only_one_call_when_parallel_calls_are_off() -> None:
     ("choice", "continuation"),
     [
         ({"type": "function", "function": {"name": "Bash"}}, "<parameter=command>\nls\n</parameter>\n</function>\n"),
-        ("required", "Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n"),
+        ("required", "=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n"),
     ],
 )
 async def test_required_call_continues_the_seeded_opener(choice: Any, continuation: str) -> None:
@@ -138,7 +138,7 @@ async def test_required_call_continues_the_seeded_opener(choice: Any, continuati
     assert message["tool_calls"][0]["function"] == {"name": "Bash", "arguments": '{"command":"ls"}'}
     assert message["content"] is None
     prompt = TOKENIZER.decode(served.engine.requests[0].prompt.to_list())
-    assert prompt.endswith("\n\n<tool_call>\n<function=" + ("" if choice == "required" else "Bash>\n"))
+    assert prompt.endswith("\n\n<tool_call>\n<function" + ("" if choice == "required" else "=Bash>\n"))
 
 
 async def test_json_hint_reaches_the_system_turn() -> None:

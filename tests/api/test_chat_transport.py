@@ -341,7 +341,7 @@ async def test_log_of_a_request(log: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("script", "fields", "line", "level"),
     [
-        (Script(ANSWER), {"n": 2}, "rejected during prepare | openai-chat | HTTP 400 | n not supported", "INFO"),
+        (Script(ANSWER), {"n": 2}, "rejected during prepare | openai-chat | HTTP 400 | n not supported | n", "INFO"),
         (
             Script(failure="unavailable"),
             {},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from ninferd.chat.conversation import Conversation, Message, PastToolCall
 from ninferd.chat.errors import ContextLengthError, FrontendError, PromptError
@@ -56,7 +57,7 @@ def test_only_callable_tools_are_parsed_but_all_are_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("forced", "seed"), [("ping", "<tool_call>\n<function=ping>\n"), ("", "<tool_call>\n<function=")]
+    ("forced", "seed"), [("ping", "<tool_call>\n<function=ping>\n"), ("", "<tool_call>\n<function")]
 )
 def test_forced_call_seeds_the_answer(forced: str, seed: str) -> None:
     conversation = Conversation((QUESTION,), tools=(PING,), callable_tools=frozenset({"ping"}), forced_call=forced)
@@ -65,6 +66,20 @@ def test_forced_call_seeds_the_answer(forced: str, seed: str) -> None:
     assert decoded(conversation).endswith(f"<think>\n\n</think>\n\n{seed}")
     assert FRONTEND.tokenizer.id_of("<tool_call>") in prompt.identity.to_list()[-40:]
     assert not prompt.starts_in_reasoning
+
+
+@pytest.mark.parametrize("forced", ["get_weather", ""])
+def test_the_seed_ends_where_the_models_own_calls_have_a_token_boundary(forced: str) -> None:
+    """Held to the shipped vocabulary, which has a token ``=get``."""
+    tokenizer = Tokenizer.from_file(str(tiny_directory() / "tokenizer.json"))
+    tool = {"type": "function", "function": {"name": "get_weather"}}
+    conversation = Conversation(
+        (QUESTION,), tools=(tool,), callable_tools=frozenset({"get_weather"}), forced_call=forced
+    )
+    seed = FRONTEND.prepare(conversation, make_settings(), max_context=2000).seed_text
+    call = tokenizer.encode("<tool_call>\n<function=get_weather>\n<parameter=city>\n", add_special_tokens=False).ids
+    opener = tokenizer.encode(seed, add_special_tokens=False).ids
+    assert call[: len(opener)] == opener
 
 
 def with_call(arguments: str) -> Conversation:
