@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ninferd.engine import frames
@@ -46,9 +47,22 @@ class EngineChild:
     async def launch(
         cls, command: Sequence[str], settings_json: bytes, on_event: Callable[[EngineEvent], None]
     ) -> EngineChild:
-        """Start ``command --fd N`` and send it its configuration."""
+        """Start ``command --fd N`` and send it its configuration. Raises EngineLoadError if the system refuses."""
+        try:
+            process, ours = await cls._spawn(command)
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except OSError as error:
+            raise EngineLoadError(f"the engine cannot be started: {error}") from error
+        child = cls(process, reader, writer, on_event)
+        child.send(Configure(settings_json))
+        return child
+
+    @staticmethod
+    async def _spawn(command: Sequence[str]) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """A process and our end of the socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        with theirs, ExitStack() as on_failure:
+            on_failure.enter_context(ours)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--fd",
@@ -58,10 +72,8 @@ class EngineChild:
                 env=child_environment(os.environ),
                 process_group=0,  # a Ctrl-C on the terminal is for the main process alone
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        child = cls(process, reader, writer, on_event)
-        child.send(Configure(settings_json))
-        return child
+            on_failure.pop_all()
+        return process, ours
 
     @property
     def pid(self) -> int:

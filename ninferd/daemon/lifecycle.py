@@ -29,6 +29,7 @@ from ninferd.config.running import FILE_NAME, write_running
 from ninferd.config.schema import Settings
 from ninferd.daemon.child import EngineLoadError
 from ninferd.daemon.console import Console, progress_bar, progress_text
+from ninferd.daemon.descriptors import raise_descriptor_limit
 from ninferd.daemon.journal import configure_logging, set_level
 from ninferd.daemon.late_signals import release_late_signals
 from ninferd.daemon.listener import FLUSH_S, format_address, hypercorn_config, open_listener
@@ -55,6 +56,7 @@ def run_daemon(sources: ConfigSources) -> int:
     console = Console(sys.stderr)
     notifier = ServiceNotifier.from_environment()
     configure_logging("info", console)
+    raise_descriptor_limit()
     try:
         serving, http = _prepare(sources)
     except NinferError as error:

@@ -7,8 +7,10 @@ import logging
 import socket
 
 from hypercorn.config import Config as HypercornConfig
+from hypercorn.config import Sockets
 
 from ninferd.config.schema import Settings
+from ninferd.daemon.descriptors import Listener
 from ninferd.errors import NinferError
 
 BACKLOG = 1024
@@ -23,7 +25,7 @@ class ListenError(NinferError):
     """The address of the API cannot be listened on."""
 
 
-def open_listener(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> Listener:
     """A listening TCP socket whose accepted connections inherit the keep-alive options.
 
     Raises ListenError saying which address, and why not.
@@ -34,7 +36,7 @@ def open_listener(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise ListenError(f"server.host: {host!r} cannot be resolved: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         _set_options(listener)
         listener.bind(address)
@@ -72,10 +74,20 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def hypercorn_config(listener: socket.socket, settings: Settings) -> HypercornConfig:
+class _ListeningConfig(HypercornConfig):
+    """Hypercorn's configuration with a socket that is already there."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def create_sockets(self) -> Sockets:
+        return Sockets(secure_sockets=[], insecure_sockets=[self._listener], quic_sockets=[])
+
+
+def hypercorn_config(listener: Listener, settings: Settings) -> HypercornConfig:
     """Hypercorn on ``listener``, which then belongs to it; its own messages go through ours, without an access log."""
-    config = HypercornConfig()
-    config.bind = [f"fd://{listener.detach()}"]
+    config = _ListeningConfig(listener)
     config.backlog = BACKLOG
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")

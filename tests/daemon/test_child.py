@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ninferd.daemon.child import child_environment, describe_exit
+from ninferd.daemon.child import EngineChild, EngineLoadError, child_environment, describe_exit
+from tests.daemon.support import run
 
 
 def test_child_environment_has_no_service_manager_and_no_configuration() -> None:
@@ -28,3 +29,8 @@ def test_child_environment_has_no_service_manager_and_no_configuration() -> None
 )
 def test_describe_exit(code: int, text: str) -> None:
     assert describe_exit(code) == text
+
+
+def test_engine_that_cannot_be_started_is_a_failed_load() -> None:
+    with pytest.raises(EngineLoadError, match=r"the engine cannot be started: .*/no/such/program"):
+        run(EngineChild.launch(("/no/such/program",), b"{}", lambda _event: None))
