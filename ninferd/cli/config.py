@@ -33,13 +33,20 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.set_defaults(handler=run_show)
 
     diff = actions.add_parser(
-        "diff", help="compare the running daemon with the files", usage="%(prog)s [CONFIGURATION OPTIONS]"
+        "diff",
+        help="compare the running daemon with the files",
+        usage="%(prog)s [CONFIGURATION OPTIONS]",
+        description="Says what a reload would change. The daemon is found by daemon.runtime_dir; what is read are the "
+        "files, the environment and the command line of its start, so the options below only serve to find it.",
     )
     add_config_options(diff)
     diff.set_defaults(handler=run_diff)
 
     set_parser = actions.add_parser(
-        "set", help="set one key in a drop-in, if the result is valid", usage="%(prog)s KEY VALUE [...]"
+        "set",
+        help="set one key in a drop-in, if the result is valid",
+        usage="%(prog)s KEY VALUE [...]",
+        description="Writes the drop-in 50-ninferd-set.toml (--conf-dir), if the whole configuration stays valid.",
     )
     set_parser.add_argument("key", metavar="KEY")
     set_parser.add_argument("value", metavar="VALUE", help="as TOML; text needs no quotes")
@@ -51,12 +58,12 @@ def run_check(args: argparse.Namespace) -> int:
     """One line per problem on standard error; 0 valid, 2 not."""
     from ninferd.config.layers import load
     from ninferd.config.origin import ConfigError
-    from ninferd.daemon.serving import outside_problems
+    from ninferd.daemon.serving import model_problems, outside_problems
 
     resolved = load(sources_from_args(args))
     for warning in resolved.warnings:
         print(f"config warning: {warning}", file=sys.stderr)
-    problems = outside_problems(resolved)
+    problems = outside_problems(resolved) or model_problems(resolved)
     if problems:
         raise ConfigError(problems)
     files = ", ".join(map(str, resolved.files)) or "no file (defaults, environment and command line only)"
