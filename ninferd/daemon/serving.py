@@ -56,6 +56,15 @@ def outside_problems(resolved: ResolvedConfig) -> list[Problem]:
     return problems
 
 
+def model_problems(resolved: ResolvedConfig) -> list[Problem]:
+    """What only shows when the tokenizer and the template are read and tried; the model must be there."""
+    try:
+        load_frontend(resolved.settings)
+    except InputError as error:
+        return [Problem(str(resolved.origin("model.artifact")), None, str(error))]
+    return []
+
+
 def load_frontend(settings: Settings) -> ChatFrontend:
     return ChatFrontend.load(artifact_directory(settings.model.artifact), settings)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ninferd.cli import main
 from ninferd.config.layers import load
 from ninferd.config.reload import diff
 from ninferd.config.running import write_running
+from ninferd.weights.locate import artifact_directory
 from tests.config.support import MODEL, sources
 
 Output = pytest.CaptureFixture[str]
@@ -19,10 +21,9 @@ Output = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """A base file whose model is a directory that looks like one."""
+    """A base file whose model has all that is read without its weights."""
     directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text("{}")
+    shutil.copytree(artifact_directory("embedded:ninfer-tiny"), directory, ignore=lambda *_: {"model.safetensors"})
     return f'[model]\nartifact = "{directory}"\n'
 
 
@@ -84,6 +85,14 @@ def test_check_looks_at_features_model_and_keys_together(tmp_path: Path, capsys:
     assert errors[2].startswith(f"config error: {base}:2: model.artifact: /nowhere does not exist")
     assert errors[3].startswith(f"config error: {keys}: server.api_keys_file: cannot be used: mode 0644")
     assert len(errors) == 4
+
+
+def test_check_tries_the_template(tmp_path: Path, model: str, capsys: Output) -> None:
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% if %}")
+    sources(tmp_path, model)
+    assert main(["check", *_base(tmp_path)]) == 2
+    problem = capsys.readouterr().err
+    assert problem.startswith(f"config error: {tmp_path}/ninferd.toml:2: {tmp_path}/model/chat_template.jinja: ")
 
 
 def test_show_prints_toml_that_parses(tmp_path: Path, capsys: Output) -> None:
