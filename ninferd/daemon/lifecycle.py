@@ -164,7 +164,8 @@ class Daemon:
             self._running_file.parent.mkdir(mode=0o755, exist_ok=True)
             write_running(self._running_file, serving.resolved, serving.status.generation, serving.pending)
         except OSError as error:
-            logger.info("no running configuration for `ninferd config diff`: %s", error)
+            folder = self._running_file.parent
+            logger.info("config diff cannot see this daemon | daemon.runtime_dir %s: %s", folder, error.strerror)
         self._notifier.ready(self._status_text(serving))
 
     def _status_text(self, serving: Serving) -> str:

@@ -123,7 +123,7 @@ def test_stop_while_loading(tmp_path: Path) -> None:
 def test_runtime_directory_that_cannot_be_used_is_no_failure(tmp_path: Path) -> None:
     with DaemonProcess(tmp_path / "daemon", EMBEDDED, env={"RUNTIME_DIRECTORY": "/dev/null/run"}) as daemon:
         daemon.wait_notify("READY=1")
-        assert "/dev/null/run" in daemon.wait_log("no running configuration for `ninferd config diff`")
+        assert "daemon.runtime_dir /dev/null/run: " in daemon.wait_log("config diff cannot see this daemon")
         daemon.send(signal.SIGTERM)
         daemon.wait_log("stopped | exit status 0")
         assert daemon.wait_exit() == 0
