@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ensurepip
 import hashlib
 import http.server
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,24 @@ from tools import bootstrap_venv
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def bundled_pip() -> Path:
-    """The pip wheel that CPython itself carries."""
-    folder = Path(ensurepip.__file__).parent / "_bundled"
-    return next(folder.glob("pip-*.whl"))
+@pytest.fixture(scope="module")
+def pip_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pip of this environment as a wheel again; bare systems have no other."""
+    pip = importlib.metadata.distribution("pip")
+    packed = [
+        file
+        for file in pip.files or []
+        if file.parts[0] in ("pip", f"pip-{pip.version}.dist-info")
+        and file.name not in ("RECORD", "INSTALLER", "REQUESTED")
+        and file.suffix != ".pyc"
+    ]
+    path = tmp_path_factory.mktemp("wheel") / f"pip-{pip.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for file in packed:
+            wheel.write(str(file.locate()), str(file))
+        record = f"pip-{pip.version}.dist-info/RECORD"
+        wheel.writestr(record, "".join(f"{file},,\n" for file in (*packed, record)))
+    return path
 
 
 @contextmanager
@@ -63,19 +78,18 @@ def run_bootstrap(monkeypatch: pytest.MonkeyPatch, target: Path, index: str) -> 
 
 
 @pytest.mark.usefixtures("no_ensurepip")
-def test_pip_comes_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = bundled_pip()
-    with simple_index(wheel, hashlib.sha256(wheel.read_bytes()).hexdigest()) as index:
+def test_pip_comes_from_the_index(pip_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with simple_index(pip_wheel, hashlib.sha256(pip_wheel.read_bytes()).hexdigest()) as index:
         run_bootstrap(monkeypatch, tmp_path / "venv", index)
     printed = subprocess.run(
         [tmp_path / "venv" / "bin" / "python", "-m", "pip", "--version"], check=True, capture_output=True, text=True
     ).stdout
-    assert printed.startswith(f"pip {wheel.name.split('-')[1]} from {tmp_path / 'venv'}")
+    assert printed.startswith(f"pip {pip_wheel.name.split('-')[1]} from {tmp_path / 'venv'}")
 
 
 @pytest.mark.usefixtures("no_ensurepip")
-def test_wheel_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with simple_index(bundled_pip(), "0" * 64) as index, pytest.raises(SystemExit, match="does not have the SHA-256"):
+def test_wheel_with_another_hash_is_refused(pip_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with simple_index(pip_wheel, "0" * 64) as index, pytest.raises(SystemExit, match="does not have the SHA-256"):
         run_bootstrap(monkeypatch, tmp_path / "venv", index)
 
 
