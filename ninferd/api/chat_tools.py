@@ -115,6 +115,8 @@ def _forced(name: str, allowed: frozenset[str], leniency: Leniency) -> _Choice:
         raise _not_guaranteed()
     if not allowed:
         raise bad_request("tool_choice: a call is required but there is no tool", "tool_choice")
+    if len(allowed) == 1:  # the only tool need not be guessed by the model
+        (name,) = allowed
     return _Choice(frozenset({name}) if name else allowed, forced_call=name)
 
 

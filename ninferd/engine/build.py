@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from ninferd.config.schema import Settings
@@ -48,10 +49,10 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device, kv_dtype)
     state = StateCache(request.state, plan.state_slots, device, dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
-    info = _info(settings, model, plan, identity, time.monotonic() - started_s)
-    engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
+    engine = Engine(model, kv, state, _info(settings, model, plan, identity), settings.engine.prefill_chunk)
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()
+    engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
     return engine
 
 
@@ -127,7 +128,7 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str, load_seconds: float) -> EngineInfo:
+def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str) -> EngineInfo:
     artifact = settings.model.artifact
     device = model.device
     return EngineInfo(
@@ -145,6 +146,6 @@ def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: 
         weights_bytes=model.weights_bytes,
         kv_bytes=plan.kv_bytes,
         state_bytes=plan.state_bytes,
-        load_seconds=load_seconds,
+        load_seconds=0.0,
         model_identity=identity,
     )

@@ -164,7 +164,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     weights_bytes: int
     kv_bytes: int
     state_bytes: int
-    load_seconds: float
+    load_seconds: float  # weights, caches and probe
     model_identity: str = ""  # see ninferd.weights.identity
 
 

@@ -19,6 +19,7 @@ BASH = {
     "type": "function",
     "function": {"name": "Bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
 }
+OTHER = {"type": "function", "function": {"name": "other"}}
 CALL = (CALL_OPEN, "\n<function=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n", CALL_CLOSE)
 TWO_CALLS = ids("r", THINK_END, "\n\nListing.\n", *CALL, "\n", *CALL, EOS)
 
@@ -109,9 +110,8 @@ async def test_length_wins_over_calls() -> None:
 
 @pytest.mark.parametrize("choice", ["none", {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "other"}]}])
 async def test_tools_that_may_not_be_called_stay_text(choice: Any) -> None:
-    other = {"type": "function", "function": {"name": "other"}}
     served = rig(Script(ids(THINK_END, *CALL, EOS)))
-    answer = (await served.chat(tools=[BASH, other], tool_choice=choice)).json()["choices"][0]
+    answer = (await served.chat(tools=[BASH, OTHER], tool_choice=choice)).json()["choices"][0]
     assert answer["finish_reason"] == "stop"
     assert answer["message"]["content"] == TOKENIZER.decode(ids(*CALL))
     assert "tool_calls" not in answer["message"]
@@ -126,19 +126,22 @@ async def test_only_one_call_when_parallel_calls_are_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "continuation"),
+    ("choice", "tools", "seeded"),
     [
-        ({"type": "function", "function": {"name": "Bash"}}, "<parameter=command>\nls\n</parameter>\n</function>\n"),
-        ("required", "=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n"),
+        ({"type": "function", "function": {"name": "Bash"}}, [BASH, OTHER], "=Bash>\n"),
+        ("required", [BASH], "=Bash>\n"),
+        ("required", [BASH, OTHER], ""),
     ],
+    ids=["named", "required, one tool", "required, two tools"],
 )
-async def test_required_call_continues_the_seeded_opener(choice: Any, continuation: str) -> None:
-    served = rig(Script(ids(continuation, CALL_CLOSE, EOS)))
-    message = (await served.chat(tools=[BASH], tool_choice=choice)).json()["choices"][0]["message"]
+async def test_required_call_continues_the_seeded_opener(choice: Any, tools: list[Any], seeded: str) -> None:
+    body = "=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n"
+    served = rig(Script(ids(body.removeprefix(seeded), CALL_CLOSE, EOS)))
+    message = (await served.chat(tools=tools, tool_choice=choice)).json()["choices"][0]["message"]
     assert message["tool_calls"][0]["function"] == {"name": "Bash", "arguments": '{"command":"ls"}'}
     assert message["content"] is None
     prompt = TOKENIZER.decode(served.engine.requests[0].prompt.to_list())
-    assert prompt.endswith("\n\n<tool_call>\n<function" + ("" if choice == "required" else "=Bash>\n"))
+    assert prompt.endswith(f"\n\n<tool_call>\n<function{seeded}")
 
 
 async def test_json_hint_reaches_the_system_turn() -> None:

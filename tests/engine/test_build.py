@@ -72,6 +72,7 @@ def test_info_and_progress(settings: Settings) -> None:
     assert info.state_bytes == 4 * 3 * (160 * 3 + 6 * 16 * 16) * 4  # slots, layers, (conv + recurrent), float32
     assert [each.stage for each in progress if each.stage != "weights"] == ["caches", "caches", "probe"]
     assert progress[0].stage == "weights"
+    assert info.load_seconds > 0
     stats = engine.stats()
     assert (stats.steps, stats.pages_used, stats.pages_total) == (0, 0, 16)
 
