@@ -5,7 +5,7 @@
 #   sandbox.sh COMMAND [ARGUMENT...]
 #
 # The command sees the whole file system; whatever it or a unit writes is discarded at the end. /run and /tmp are empty
-# inside, and the network is a private loopback. Needs root. Exit status: the command's own; 125 where systemd could not
+# inside but for the current directory, and the network is a private loopback. Needs root. Exit status: the command's own; 125 where systemd could not
 # be booted, with the reason on stderr.
 set -u
 refuse() { echo "$*" >&2; exit 125; }
@@ -16,7 +16,7 @@ for need in /lib/systemd/systemd unshare nsenter ip pgrep; do
 done
 
 work=$(mktemp -d /var/tmp/ninferd-systemd.XXXXXX)
-export SANDBOX_WORK=$work
+export SANDBOX_WORK=$work SANDBOX_HERE=$PWD
 log=$work/boot.log
 cat >"$work/boot" <<'BOOT'
 #!/usr/bin/env bash
@@ -38,6 +38,11 @@ mount -t sysfs sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
+case "$SANDBOX_HERE" in /tmp/* | /run/*)
+  mkdir -p "$SANDBOX_WORK/fs/here" "$SANDBOX_WORK/fs/here-scratch" ".$SANDBOX_HERE"
+  layers="lowerdir=$SANDBOX_HERE,upperdir=$SANDBOX_WORK/fs/here,workdir=$SANDBOX_WORK/fs/here-scratch"
+  mount -t overlay overlay -o "$layers" ".$SANDBOX_HERE"
+esac
 ip link set lo up
 mkdir -p .outside
 pivot_root . .outside

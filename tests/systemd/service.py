@@ -16,7 +16,7 @@ CONFIG = Path("/etc/ninfer/ninferd.toml")
 DROP_IN = Path("/etc/ninfer/conf.d/50-test.toml")
 MODEL = Path("/srv/endless")
 PORT = 8080
-HIDDEN_BY_PROTECT_HOME = ("/root", "/home", "/run/user")
+HIDDEN_BY = {"ProtectHome": ("/root", "/home", "/run/user"), "PrivateTmp": ("/tmp", "/var/tmp")}
 
 
 class Service(ChatClient):
@@ -96,7 +96,8 @@ def _let_python_run() -> str:
     places = [Path(place).resolve() for place in (sys.base_prefix, sys.prefix, REPOSITORY)]
     for folder in {folder for place in places for folder in (place, *place.parents)}:
         folder.chmod(folder.stat().st_mode | 0o011)  # in the throw-away overlay
-    return "ProtectHome=no\n" if any(str(place).startswith(HIDDEN_BY_PROTECT_HOME) for place in places) else ""
+    needed = [option for option, hidden in HIDDEN_BY.items() if any(str(place).startswith(hidden) for place in places)]
+    return "".join(f"{option}=no\n" for option in needed)
 
 
 def _share_compiled_kernels() -> str:
