@@ -17,15 +17,8 @@ pytestmark = pytest.mark.gpu
 
 TOKENS = 150
 GREEDY_TOKENS = 200
-MEDIAN_TOLERANCE = 5e-5  # of a row's worst logit in float32 between two orders of summation
-TOLERANCE = 2e-3  # of the worst row; 5.6e-4 was seen on an H200 where a router's near tie amplifies rounding
-
-
-def assert_agree(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Logits [N, vocab] that differ by rounding alone: most rows by very little, none by much."""
-    error = (actual - expected).abs().amax(1)
-    assert error.median() < MEDIAN_TOLERANCE
-    assert error.max() < TOLERANCE
+TOLERANCE = 5e-4  # of logits in float32 between two orders of summation
+MIXED_TOLERANCE = 1e-3  # 5.6e-4 was seen on an H200: 2 of 64,512 logits of the MoE model in mixed batches
 
 
 def load(saved: SavedModel, device: torch.device, dtype: torch.dtype = torch.float32) -> Qwen3_5Text:
@@ -35,7 +28,9 @@ def load(saved: SavedModel, device: torch.device, dtype: torch.dtype = torch.flo
 def test_all_logits_match(saved: SavedModel, device: torch.device) -> None:
     tokens = prompt_tokens(TOKENS)
     logits = Runner.create(load(saved, device), 1, TOKENS).step({0: tokens}, all_logits=True)
-    assert_agree(logits, transformers_logits(saved.transformers_model, tokens))
+    error = (logits - transformers_logits(saved.transformers_model, tokens)).abs().amax(1)
+    assert error.median() < 2e-5
+    assert error.max() < TOLERANCE
 
 
 def test_greedy_tokens_are_identical(saved: SavedModel, device: torch.device) -> None:
@@ -62,7 +57,7 @@ def test_chunks_agree(saved: SavedModel, device: torch.device, sizes: list[int],
     whole = Runner.create(model, 1, TOKENS).step({0: tokens}, all_logits=True)
     parts = chunked(Runner.create(model, 1, TOKENS, kv_dtype), tokens, sizes)
     if kv_dtype == torch.float32:
-        assert_agree(parts, whole)
+        torch.testing.assert_close(parts, whole, atol=TOLERANCE, rtol=0)
     else:
         assert 0 < (parts - whole).norm() < 0.05 * whole.norm()
 
@@ -70,7 +65,7 @@ def test_chunks_agree(saved: SavedModel, device: torch.device, sizes: list[int],
 def test_mixed_batches_agree(saved: SavedModel, device: torch.device) -> None:
     model = load(saved, device)
     for index, logits in in_rounds(Runner.create(model, len(PROMPTS), 140)).items():
-        assert_agree(logits, alone(model, index))
+        torch.testing.assert_close(logits, alone(model, index), atol=MIXED_TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("cache", ["kv", "conv", "recurrent"])
