@@ -1,0 +1,1 @@
+"""Tensor formats: names, planes, sizes, exact values."""
