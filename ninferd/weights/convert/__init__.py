@@ -1,0 +1,1 @@
+"""Conversion of a model into an artifact: recipes, inventory, quantising, streaming."""
