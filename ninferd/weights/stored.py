@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from ninferd.config.files import open_regular
 from ninferd.errors import InputError
 
 MAX_OPEN_MAPS = 256
+
+FileIdentity = tuple[int, int, int, int]
+"""Device, inode, size in bytes, time of the last change in ns."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,16 @@ def joined(runs: tuple[RowRun, ...]) -> tuple[RowRun, ...]:
     return tuple(merged)
 
 
+def file_identity(status: os.stat_result) -> FileIdentity:
+    """What changes when a file is replaced, resized or written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_spans(spans: Sequence[FileSpan]) -> bytes:
+    """A copy of the bytes of ``spans``. InputError if a file is not there or has become too short."""
+    return b"".join(_mapped(span) for span in spans)
+
+
 def _mapped(span: FileSpan) -> memoryview:
     if span.size_bytes == 0:
         return memoryview(b"")
@@ -129,14 +143,27 @@ def _mapped(span: FileSpan) -> memoryview:
     return view[span.offset : span.offset + span.size_bytes]
 
 
-@lru_cache(maxsize=MAX_OPEN_MAPS)
+_maps: OrderedDict[Path, tuple[FileIdentity, mmap.mmap]] = OrderedDict()  # the least recently used first
+_maps_lock = Lock()
+
+
 def _map(path: Path) -> mmap.mmap:
+    """The whole file. A map is kept for as long as the file stays the same: reading beyond the end of one that shrank
+    would kill the process, and a replaced one has other bytes."""
     try:
         descriptor = open_regular(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        identity = file_identity(os.fstat(descriptor))
+        with _maps_lock:
+            known = _maps.pop(path, None)
+            if known is None or known[0] != identity:
+                known = identity, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            _maps[path] = known
+            if len(_maps) > MAX_OPEN_MAPS:
+                _maps.popitem(last=False)
+        return known[1]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be mapped: {error}") from error
     finally:

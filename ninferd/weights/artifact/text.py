@@ -1,0 +1,26 @@
+"""Text that comes from a file, made fit for a one-line message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_SHOWN_CHARACTERS = 80
+
+
+def shown(value: Any) -> str:
+    """A JSON value as it stands in a message: escaped, and cut where it is long."""
+    if isinstance(value, dict):
+        return f"an object of {len(value)} members"
+    if isinstance(value, list):
+        return f"an array of {len(value)} items"
+    if isinstance(value, str):
+        cut = value[:MAX_SHOWN_CHARACTERS]
+        return repr(cut) + (f"... ({len(value)} characters)" if len(value) > len(cut) else "")
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)
+
+
+def plain(identifier: str) -> str:
+    """An identifier without quotes where it is short and printable."""
+    return identifier if identifier.isprintable() and len(identifier) <= MAX_SHOWN_CHARACTERS else shown(identifier)
