@@ -1,0 +1,1 @@
+"""Hugging Face model directories: configuration, safetensors shards, quantised layouts."""
