@@ -97,7 +97,11 @@ def _first_seven_eighths(layer: int, layer_count: int) -> bool:
     return layer < layer_count * 7 // 8
 
 
-_SMALL = Rule(r".*/(a_projection|b_projection|router|shared_score|kernel_projection|hidden_projection)", BF16)
+_SMALL = Rule(
+    r".*/(a_projection|b_projection|router|shared_score|kernel_projection"
+    r"|candidate_selector/(hidden_projection|predecessor_codebook|successor_codebook))",
+    BF16,
+)
 _DRAFT_NVFP4 = Rule(r"dflash2?/.*", NVFP4)
 _OPTIONAL = (
     Rule(r"vision/patch_embedding", Q6),

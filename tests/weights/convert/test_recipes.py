@@ -34,6 +34,7 @@ DENSE = {
         "dflash2/layers/4/mlp/down": "q8_g32_fp16",
         "dflash2/layers/4/mlp_conv/kernel_projection": "bf16",
         "dflash2/candidate_selector/hidden_projection": "bf16",
+        "dflash2/candidate_selector/predecessor_codebook": "bf16",
         "proposal/head": "q4_g64_fp16",
     },
     "qwen3_6_27b": {
