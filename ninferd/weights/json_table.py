@@ -75,11 +75,15 @@ class JsonTable:
             raise self.error(key, f"must be an object, not {shown(value)}")
         return JsonTable(value, f"{self._where}: {key}")
 
+    def equals(self, key: str, expected: object) -> bool:
+        """Whether ``key`` has exactly the ``expected`` value; 1 and true are different."""
+        value = self._values.get(key)
+        return type(value) is type(expected) and value == expected
+
     def require_equal(self, key: str, expected: object) -> None:
         """InputError unless ``key`` has exactly the ``expected`` value."""
-        value = self._require(key)
-        if type(value) is not type(expected) or value != expected:
-            raise self.error(key, f"must be {shown(expected)}, not {shown(value)}")
+        if not self.equals(key, expected):
+            raise self.error(key, f"must be {shown(expected)}, not {shown(self._require(key))}")
 
     def _require(self, key: str) -> Any:
         if key not in self:

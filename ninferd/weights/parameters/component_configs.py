@@ -45,18 +45,18 @@ _TEXT_MEMBERS = (
     "rms_norm_eps",
     "layer_types",
 )
-_ATTENTION_MEMBERS = ("num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
+ATTENTION_SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim")
 _ROPE_MEMBERS = ("rope_theta", "partial_rotary_factor", "mrope_section")
-_GATED_DELTA_MEMBERS = (
+GATED_DELTA_SIZES = (
     "linear_num_key_heads",
     "linear_key_head_dim",
     "linear_num_value_heads",
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
-_MLP_MEMBERS = ("intermediate_size",)
-_MOE_MEMBERS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-_VISION_SIZES = {
+MLP_SIZES = ("intermediate_size",)
+MOE_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
+VISION_SIZES = {
     "depth": "depth",
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -119,9 +119,9 @@ def text_geometry(table: JsonTable, *, has_mtp: bool) -> TextGeometry:
     table.require_only(
         (
             *_TEXT_MEMBERS,
-            *(_ATTENTION_MEMBERS if has_attention else ()),
-            *(_GATED_DELTA_MEMBERS if has_gated_delta else ()),
-            *(_MOE_MEMBERS if is_moe else _MLP_MEMBERS),
+            *((*ATTENTION_SIZES, "rope_parameters") if has_attention else ()),
+            *(GATED_DELTA_SIZES if has_gated_delta else ()),
+            *(MOE_SIZES if is_moe else MLP_SIZES),
         )
     )
     return TextGeometry(
@@ -139,10 +139,10 @@ def text_geometry(table: JsonTable, *, has_mtp: bool) -> TextGeometry:
 
 def vision_geometry(table: JsonTable, *, is_moe: bool) -> VisionGeometry:
     """Read a vision component. Raises InputError naming the key."""
-    table.require_only(("model_type", *_VISION_SIZES))
+    table.require_only(("model_type", *VISION_SIZES))
     table.require_equal("model_type", _vision_type(is_moe))
     limits = {"depth": MAX_LAYERS}
-    sizes = {name: table.integer(key, limits.get(key, MAX_SIZE)) for key, name in _VISION_SIZES.items()}
+    sizes = {name: table.integer(key, limits.get(key, MAX_SIZE)) for key, name in VISION_SIZES.items()}
     vision = VisionGeometry(**sizes)
     if vision.hidden_size % vision.heads or vision.hidden_size // vision.heads % 4:
         raise table.error(
@@ -262,7 +262,7 @@ def _text_config(text: TextGeometry) -> dict[str, Any]:
 
 
 def _vision_config(vision: VisionGeometry, *, is_moe: bool) -> dict[str, Any]:
-    return {"model_type": _vision_type(is_moe)} | {key: getattr(vision, name) for key, name in _VISION_SIZES.items()}
+    return {"model_type": _vision_type(is_moe)} | {key: getattr(vision, name) for key, name in VISION_SIZES.items()}
 
 
 def _architecture(is_moe: bool, kind: str) -> str:
