@@ -9,19 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from kernels_numba.matrices import Matrix
 from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
 
 
 class PackLinear(Protocol):
-    def __call__(self, weight: Tensor, /) -> PackedLinear:
-        """``weight [..., M, K]`` in the order that ``linear`` of the same table wants."""
+    def __call__(self, *matrices: Matrix) -> PackedLinear:
+        """The rows of all ``matrices``, one after the other, in the order that ``linear`` of the same table wants.
+
+        Each keeps its format, and what it is packed from may be let go. All have the same columns, and the same
+        leading dimension if they are stacks; ValueError otherwise.
+        """
 
 
 class Linear(Protocol):
     def __call__(self, x: Tensor, weight: PackedLinear, /) -> Tensor:
-        """``x [N, K]`` times the transpose of a packed weight: ``[N, M]``."""
+        """``x [N, K]`` times the transpose of the packed rows: ``[N, M]``."""
+
+
+class Embedding(Protocol):
+    def __call__(self, token_ids: Tensor, matrix: Matrix, dtype: torch.dtype, /) -> Tensor:
+        """Rows ``token_ids [N]`` of ``matrix`` as ``[N, K]`` in ``dtype``; decodes no others."""
 
 
 class RmsNorm(Protocol):
@@ -133,6 +144,7 @@ class OpTable:
     name: str
     pack_linear: PackLinear
     linear: Linear
+    embedding: Embedding
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     silu_mul: SiluMul

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
 
@@ -10,16 +12,35 @@ L2_EPS = 1e-6
 """Added to the sum of squares when queries and keys of the gated delta rule are normalised."""
 
 
+class PackedSegment(Protocol):
+    """Neighbouring output rows of one format, or a stack of such, in the order that an op table wants."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> PackedSegment: ...
+
+
 @dataclass(frozen=True)
 class PackedLinear:
-    """A weight matrix, or a stack of them, in the order that its op table wants."""
+    """The weights of one product, or a stack of them: the outputs of its segments, one after the other."""
 
-    data: torch.Tensor
-    outputs: int
+    segments: tuple[PackedSegment, ...]
+
+    @cached_property
+    def outputs(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
 
     def __getitem__(self, index: int) -> PackedLinear:
-        """One matrix of a stack."""
-        return PackedLinear(self.data[index], self.outputs)
+        """One product of a stack."""
+        return PackedLinear(tuple(segment[index] for segment in self.segments))
 
 
 @dataclass(frozen=True)

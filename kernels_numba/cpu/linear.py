@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,51 +10,43 @@ from torch import Tensor
 
 from kernels_numba.cpu.jit import ORDERED, compiled
 from kernels_numba.cpu.products import ROWS, add_products_of_four, add_products_of_one
-from kernels_numba.cpu.storage import stored
+from kernels_numba.cpu.tiles import TILE, TiledSegment, tiled
+from kernels_numba.matrices import Matrix, joined
 from kernels_numba.shapes import PackedLinear
 
-TILE = 64
-"""Output columns that are worked on together: four AVX-512 registers."""
+
+def pack_linear(*matrices: Matrix) -> PackedLinear:
+    """Tiles of 64 rows, padded with zeros."""
+    return PackedLinear(tuple(tiled(matrix) for matrix in joined(matrices)))
 
 
-def pack_linear(weight: Tensor) -> PackedLinear:
-    """Tiles ``[..., ceil(M / 64), K, 64]`` of ``weight [..., M, K]``, padded with zeros.
-
-    If bfloat16 holds every value exactly, as for any checkpoint that was saved in it, the tiles are kept in bfloat16:
-    the results are the same bits, and decode reads half the memory.
-    """
-    *stack, outputs, inputs = weight.shape
-    tiles = -(-outputs // TILE)
-    padded = weight.new_zeros(*stack, tiles * TILE, inputs)
-    padded[..., :outputs, :] = weight
-    rounded = padded.bfloat16()
-    if torch.equal(rounded.float(), padded):
-        padded = rounded
-    return PackedLinear(padded.view(*stack, tiles, TILE, inputs).mT.contiguous(), outputs)
-
-
-def linear(x: Tensor, weight: PackedLinear) -> Tensor:
-    out = torch.empty(x.shape[0], weight.outputs)
-    _linear(x.numpy(), stored(weight.data), out.numpy())
+def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    out = torch.empty(x.shape[0], packed.outputs)
+    rows, products, first = x.numpy(), out.numpy(), 0
+    for segment in cast(tuple[TiledSegment, ...], packed.segments):
+        _linear(rows, segment.tiles, first, segment.rows, products)
+        first += segment.rows
     return out
 
 
 @compiled(ORDERED)
-def _linear(x: Any, tiles: Any, out: Any) -> None:
-    rows, outputs = out.shape
+def _linear(x: Any, tiles: Any, first: Any, outputs: Any, out: Any) -> None:
+    """``out[:, first : first + outputs] = x @ weights.T``."""
+    rows = x.shape[0]
+    values = tiles.values
     sums = np.empty((ROWS, TILE), np.float32)
-    for tile in range(tiles.shape[0]):
-        first = tile * TILE
-        width = min(TILE, outputs - first)
+    for tile in range(values.shape[0]):
+        begin = tile * TILE
+        width = min(TILE, outputs - begin)
         row = 0
         while row < rows:
             count = ROWS if row + ROWS <= rows else 1
             sums[:count] = 0
             if count == ROWS:
-                add_products_of_four(x[row : row + ROWS], tiles[tile], sums)
+                add_products_of_four(x[row : row + ROWS], values[tile], sums)
             else:
-                add_products_of_one(x[row], tiles[tile], sums[0])
+                add_products_of_one(x[row], values[tile], sums[0])
             for r in range(count):
                 for c in range(width):
-                    out[row + r, first + c] = sums[r, c]
+                    out[row + r, first + begin + c] = sums[r, c]
             row += count

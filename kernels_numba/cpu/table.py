@@ -3,11 +3,13 @@
 from kernels_numba.cpu import attention, gated_delta, linear, rows
 from kernels_numba.ops import OpTable
 from kernels_numba.routing import routed_experts
+from kernels_numba.torch_ops.linear import embedding
 
 CPU_OPS = OpTable(
     name="cpu",
     pack_linear=linear.pack_linear,
     linear=linear.linear,
+    embedding=embedding,
     rms_norm=rows.rms_norm,
     add_rms_norm=rows.add_rms_norm,
     silu_mul=rows.silu_mul,

@@ -1,20 +1,9 @@
-"""Products, norms, gates and experts."""
+"""Norms and gates."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn import functional
-
-from kernels_numba.shapes import PackedLinear
-
-
-def pack_linear(weight: Tensor) -> PackedLinear:
-    """The checkpoint's own order, ``[..., M, K]``."""
-    return PackedLinear(weight.contiguous(), weight.shape[-2])
-
-
-def linear(x: Tensor, weight: PackedLinear) -> Tensor:
-    return functional.linear(x, weight.data)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

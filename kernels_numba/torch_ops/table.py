@@ -2,12 +2,13 @@
 
 from kernels_numba.ops import OpTable
 from kernels_numba.routing import routed_experts
-from kernels_numba.torch_ops import attention, dense, gated_delta
+from kernels_numba.torch_ops import attention, dense, gated_delta, linear
 
 TORCH_OPS = OpTable(
     name="torch",
-    pack_linear=dense.pack_linear,
-    linear=dense.linear,
+    pack_linear=linear.pack_linear,
+    linear=linear.linear,
+    embedding=linear.embedding,
     rms_norm=dense.rms_norm,
     add_rms_norm=dense.add_rms_norm,
     silu_mul=dense.silu_mul,
@@ -16,5 +17,5 @@ TORCH_OPS = OpTable(
     attention_prefill=attention.attention_prefill,
     gated_delta_decode=gated_delta.gated_delta_decode,
     gated_delta_prefill=gated_delta.gated_delta_prefill,
-    moe_experts=routed_experts(dense.linear, dense.silu_mul),
+    moe_experts=routed_experts(linear.linear, dense.silu_mul),
 )

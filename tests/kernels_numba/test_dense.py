@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels_numba import reference
 from kernels_numba.cpu.table import CPU_OPS
+from kernels_numba.matrices import DenseMatrix
 from kernels_numba.ops import OpTable
 from tests.kernels_numba.inputs import Random
 
@@ -24,7 +25,7 @@ WIDTHS = st.integers(1, 210)
 def test_linear(ops: OpTable, rows: int, inputs: int, outputs: int) -> None:
     random = Random(rows * 211 + inputs)
     x, weight = random.normal(rows, inputs), random.normal(outputs, inputs)
-    out = ops.linear(x.float(), ops.pack_linear(weight.float()))
+    out = ops.linear(x.float(), ops.pack_linear(DenseMatrix(weight.float())))
     torch.testing.assert_close(out.double(), reference.linear(x, weight), atol=1e-4, rtol=1e-5)
 
 
@@ -32,10 +33,10 @@ def test_linear(ops: OpTable, rows: int, inputs: int, outputs: int) -> None:
 def test_weights_kept_in_bfloat16_give_the_same_bits(rows: int) -> None:
     random = Random(rows)
     x, weight = random.normal(rows, 101).float(), random.normal(90, 101).bfloat16().float()
-    kept = CPU_OPS.pack_linear(weight)
+    kept = CPU_OPS.pack_linear(DenseMatrix(weight))
     inexact = torch.cat([weight, torch.full((1, 101), 0.1)])  # one row more, which bfloat16 cannot hold
-    wide = CPU_OPS.pack_linear(inexact)
-    assert (kept.data.dtype, wide.data.dtype) == (torch.bfloat16, torch.float32)
+    wide = CPU_OPS.pack_linear(DenseMatrix(inexact))
+    assert kept.size_bytes * 2 == wide.size_bytes  # both are two tiles of rows
     assert torch.equal(CPU_OPS.linear(x, kept), CPU_OPS.linear(x, wide)[:, :90])
 
 
@@ -80,7 +81,11 @@ def test_moe_experts(ops: OpTable, rows: int, experts: int, top_k: int, hidden: 
     x, router_logits = random.normal(rows, hidden), random.normal(rows, experts)
     gate_up, down = random.normal(experts, 2 * 24, hidden), random.normal(experts, hidden, 24)
     out = ops.moe_experts(
-        x.float(), router_logits.float(), ops.pack_linear(gate_up.float()), ops.pack_linear(down.float()), top_k
+        x.float(),
+        router_logits.float(),
+        ops.pack_linear(DenseMatrix(gate_up.float())),
+        ops.pack_linear(DenseMatrix(down.float())),
+        top_k,
     )
     expected = reference.moe_experts(x, router_logits, gate_up, down, top_k)
     torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=1e-5)
@@ -89,6 +94,6 @@ def test_moe_experts(ops: OpTable, rows: int, experts: int, top_k: int, hidden: 
 @pytest.mark.parametrize("rows", [2, 3, 4, 7, 8, 33])
 def test_a_row_of_a_product_does_not_depend_on_the_others(rows: int) -> None:
     random = Random(rows)
-    x, packed = random.normal(rows, 101).float(), CPU_OPS.pack_linear(random.normal(90, 101).float())
+    x, packed = random.normal(rows, 101).float(), CPU_OPS.pack_linear(DenseMatrix(random.normal(90, 101).float()))
     together = CPU_OPS.linear(x, packed)
     assert torch.equal(together, torch.cat([CPU_OPS.linear(x[row : row + 1], packed) for row in range(rows)]))

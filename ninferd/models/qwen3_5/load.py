@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels_numba.matrices import DenseMatrix
 from kernels_numba.ops import OpTable
 from kernels_numba.shapes import AttentionNorms, GatedDeltaWeights, PackedLinear
 from ninferd.models.qwen3_5.attention import AttentionLayer
@@ -37,7 +38,7 @@ def load_text(
     loader = _Loader(reader, config, ops)
     weights = loader.text_weights()
     checkpoint.require_all_taken()
-    return Qwen3_5Text(config, weights, ops, reader.loaded_bytes)
+    return Qwen3_5Text(config, weights, ops, dtype, reader.loaded_bytes)
 
 
 class _Reader:
@@ -103,7 +104,7 @@ class _Loader:
         final_norm = self._zero_centred("norm.weight", hidden)
         tied = config.tie_word_embeddings
         head = embedding if tied else self._read.take("lm_head.weight", config.vocab_size, hidden)
-        return TextWeights(embedding, tuple(layers), final_norm, self._ops.pack_linear(head))
+        return TextWeights(DenseMatrix(embedding), tuple(layers), final_norm, self._packed(head))
 
     def _attention(self, prefix: str, kv_layer: int) -> AttentionLayer:
         shape, hidden = self._config.attention, self._config.hidden_size
@@ -176,7 +177,7 @@ class _Loader:
         return self._packed(torch.stack(gate_up)), self._packed(torch.stack(down))
 
     def _packed(self, *weights: torch.Tensor) -> PackedLinear:
-        return self._ops.pack_linear(torch.cat(weights) if len(weights) > 1 else weights[0])
+        return self._ops.pack_linear(*(DenseMatrix(weight) for weight in weights))
 
     def _zero_centred(self, name: str, size: int) -> torch.Tensor:
         return self._read.take_float32(name, size) + 1

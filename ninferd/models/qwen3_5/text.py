@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
+from kernels_numba.matrices import Matrix
 from kernels_numba.ops import OpTable
 from kernels_numba.shapes import PackedLinear
 from ninferd.models.batch import Batch, Caches
@@ -33,7 +33,7 @@ class DecoderLayer:
 class TextWeights:
     """All weights of the text model."""
 
-    embedding: torch.Tensor  # [vocab, hidden]
+    embedding: Matrix  # [vocab, hidden]
     layers: tuple[DecoderLayer, ...]
     final_norm: torch.Tensor  # float32 [hidden]
     head: PackedLinear
@@ -42,8 +42,12 @@ class TextWeights:
 class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
     """Qwen3.5, 3.6 and 3.8 text models, dense and MoE."""
 
-    def __init__(self, config: TextConfig, weights: TextWeights, ops: OpTable, weights_bytes: int) -> None:
+    def __init__(
+        self, config: TextConfig, weights: TextWeights, ops: OpTable, dtype: torch.dtype, weights_bytes: int
+    ) -> None:
         self.config = config
+        self.dtype = dtype
+        """Type of activations."""
         self.weights_bytes = weights_bytes
         self._weights = weights
         self._ops = ops
@@ -52,11 +56,6 @@ class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
     @property
     def device(self) -> torch.device:
         return self._weights.embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of weights and activations."""
-        return self._weights.embedding.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Caches) -> torch.Tensor:
@@ -70,7 +69,7 @@ class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
         groups = SequenceGroups.of(batch)
         cos, sin = self._rotary.cos_sin(batch.positions)
         attention_inputs = AttentionInputs(cos, sin, batch.slot_mapping, groups, caches.kv)
-        residual = functional.embedding(batch.token_ids, self._weights.embedding)
+        residual = ops.embedding(batch.token_ids, self._weights.embedding, self.dtype)
         normed = ops.rms_norm(residual, self._weights.layers[0].mixer_norm, eps)
         next_norms = [layer.mixer_norm for layer in self._weights.layers[1:]] + [self._weights.final_norm]
         for layer, next_norm in zip(self._weights.layers, next_norms, strict=True):
