@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from tools.train_tiny import corpus
 from tools.train_tiny.data.base import Source, Split
-from tools.train_tiny.data.mixture import draw, stage_at
+from tools.train_tiny.data.mixture import Stage, draw, stage_at
 from tools.train_tiny.data.rows import RowMaker, make_source
 
 Batch = NDArray[np.uint16]
@@ -28,13 +28,19 @@ REPLAY = 512
 
 
 def _work(
-    seed: int, tokens: int, tokenizer: str, text: str, progress: "Synchronized[float]", out: "Queue[Batch]"
+    seed: int,
+    tokens: int,
+    tokenizer: str,
+    text: str,
+    stages: tuple[Stage, ...],
+    progress: "Synchronized[float]",
+    out: "Queue[Batch]",
 ) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     maker = RowMaker(Tokenizer.from_file(tokenizer), make_source(seed, Split.TRAIN, corpus.read(Path(text))))
     chooser = Source(random.Random(seed))
     while True:
-        stage = stage_at(progress.value)
+        stage = stage_at(stages, progress.value)
         fitting = {length: weight for length, weight in stage.lengths.items() if length <= tokens}
         length = draw(chooser, fitting)
         out.put(maker.batch(tokens, length, stage)[0])
@@ -43,7 +49,9 @@ def _work(
 class Loader:
     """Delivers batches of about ``tokens`` ids; when the workers fall behind, repeats one of the last 512 batches."""
 
-    def __init__(self, workers: int, seed: int, tokens: int, tokenizer: Path, text: Path) -> None:
+    def __init__(
+        self, workers: int, seed: int, tokens: int, tokenizer: Path, text: Path, stages: tuple[Stage, ...]
+    ) -> None:
         """Starts the workers; fork before the device is touched."""
         context = multiprocessing.get_context("fork")
         self._progress: Synchronized[float] = context.Value("d", 0.0)
@@ -54,7 +62,7 @@ class Loader:
         self._workers = [
             context.Process(
                 target=_work,
-                args=(seed * 1000 + number, tokens, str(tokenizer), str(text), self._progress, self._queue),
+                args=(seed * 1000 + number, tokens, str(tokenizer), str(text), stages, self._progress, self._queue),
                 daemon=True,
             )
             for number in range(workers)

@@ -20,6 +20,7 @@ from tools.train_tiny.configs import Shape
 from tools.train_tiny.data.base import Source, Split, user
 from tools.train_tiny.data.rows import make_source
 from tools.train_tiny.export import load_weights
+from tools.train_tiny.fake_quant import quantise
 from tools.train_tiny.model import Rows, TinyModel
 from tools.train_tiny.pointwise import CHUNK
 from tools.train_tiny.special import END_OF_TEXT, IM_END
@@ -52,8 +53,8 @@ class Tally:
 class Evaluator:
     """A loaded checkpoint that answers cases."""
 
-    def __init__(self, directory: Path, device: str, show_wrong: bool = False) -> None:
-        """bf16 on CUDA, fp32 on the CPU."""
+    def __init__(self, directory: Path, device: str, show_wrong: bool = False, rounded: bool = False) -> None:
+        """bf16 on CUDA, fp32 on the CPU; ``rounded`` to the values that the converter stores."""
         self.show = show_wrong
         self.device = torch.device(device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
@@ -61,6 +62,10 @@ class Evaluator:
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=self.dtype).to(self.device).eval()
         self.tiny = TinyModel(Shape(), self.dtype)
         load_weights(self.tiny, directory)
+        if rounded:
+            quantise(self.tiny)
+            trunk = {name: value for name, value in self.tiny.state_dict().items() if not name.startswith("mtp.")}
+            self.model.load_state_dict(trunk | {"lm_head.weight": trunk["model.embed_tokens.weight"]})
         self.tiny.to(self.device)
 
     def prompt(self, case: Case) -> list[int]:
@@ -183,11 +188,12 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=RECALL_LENGTHS[-1], help="longest recall context")
     parser.add_argument("--quick", action="store_true", help="eight cases a row, recall up to 1024 tokens")
     parser.add_argument("--only", default="", help="evaluate only the rows whose label starts with this")
+    parser.add_argument("--nvfp4", action="store_true", help="weights as the converter stores them: NVFP4 and Q8")
     parser.add_argument("--show-wrong", action="store_true", help="print every wrong reply")
     parser.add_argument("--seed", type=int, default=7)
     arguments = parser.parse_args()
     source = make_source(arguments.seed, Split.HELD_OUT, corpus.read(arguments.text) if arguments.text else [])
-    evaluator = Evaluator(arguments.directory, arguments.device, arguments.show_wrong)
+    evaluator = Evaluator(arguments.directory, arguments.device, arguments.show_wrong, arguments.nvfp4)
     show_greetings(evaluator)
     count, longest = (8, 1024) if arguments.quick else (arguments.count, arguments.longest)
     print(f"{'family':26s} {'n':>5s} {'exact %':>8s} {'formed %':>9s} {'draft %':>8s}", flush=True)

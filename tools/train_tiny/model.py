@@ -210,6 +210,11 @@ class TinyModel(nn.Module):
             if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                 parameter.data.mul_(1.0 / math.sqrt(2 * shape.num_layers))
 
+    def forward(self, tokens: Tensor, following: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Logits ``[T, vocabulary]`` of the next tokens, and the draft layer's of those after ``following [T]``."""
+        hidden = self.hidden(tokens, rows)
+        return self.logits(hidden), self.logits(self.draft(hidden, following, rows))
+
     def hidden(self, tokens: Tensor, rows: Rows) -> Tensor:
         """``tokens [T]`` → final-normed hidden states ``[T, hidden]``."""
         x = functional.embedding(tokens, self.model.embed_tokens.weight)

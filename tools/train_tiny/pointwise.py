@@ -118,6 +118,31 @@ def weighted_loss(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return ((torch.logsumexp(logits, -1) - picked) * weight).sum() / weight.sum().clamp(min=1.0)
 
 
+def round_e4m3(x: Tensor) -> Tensor:
+    """Rounds fp32 ``0 <= x <= 448`` to E4M3, ties to even.
+
+    In integers on the bits, because compilers leave out a cast to a small type and back.
+    """
+    bits = x.view(torch.int32)
+    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & ~0xFFFFF
+    return torch.where(x < 2.0**-6, torch.round(x * 512.0) / 512.0, normal.view(torch.float32))
+
+
+def nvfp4_values(x: Tensor, divisor: Tensor) -> Tensor:
+    """Rounds bf16 ``x [B, 16]`` to ``E2M1 * E4M3 scale / divisor``; ``divisor [B, 1]`` and the result are fp32.
+
+    The largest magnitude of a block becomes 6 times its scale; magnitudes between E2M1's 0, 0.5, 1, 1.5, 2, 3, 4, 6 go
+    to the nearer one, ties to the even code.
+    """
+    y = x.float() * divisor
+    magnitude = y.abs()
+    scale = round_e4m3((magnitude.amax(-1, keepdim=True) / 6.0).clamp(max=448.0))
+    share = torch.where(scale > 0.0, magnitude / torch.where(scale > 0.0, scale, 1.0), 0.0)
+    spacing = torch.where(share < 2.0, 0.5, torch.where(share < 4.0, 1.0, 2.0))
+    code = (torch.round(share / spacing) * spacing).clamp(max=6.0)
+    return torch.copysign(code * scale, y) / divisor
+
+
 _COMPILED = (
     rms_norm,
     swiglu,
@@ -129,6 +154,7 @@ _COMPILED = (
     rope_head_norm,
     gate_output,
     weighted_loss,
+    nvfp4_values,
 )
 
 

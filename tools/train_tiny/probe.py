@@ -15,8 +15,9 @@ from tools.train_tiny import corpus
 from tools.train_tiny.data.base import Split
 from tools.train_tiny.data.mixture import STAGES, TEXT
 from tools.train_tiny.data.rows import Reply, RowMaker, make_source
+from tools.train_tiny.fake_quant import FakeQuantiser
 from tools.train_tiny.model import Rows, TinyModel
-from tools.train_tiny.step import targets
+from tools.train_tiny.step import predict, targets
 
 
 @dataclass
@@ -55,16 +56,14 @@ class Probe:
             probe.batches.append((torch.from_numpy(rows.astype("int64")), replies))
         return probe
 
-    def run(self, model: TinyModel, device: torch.device) -> dict[str, Score]:
+    def run(self, model: TinyModel, quantiser: FakeQuantiser | None, device: torch.device) -> dict[str, Score]:
         """Returns scores by family, recall also by row length. Gradients stay on: compiled functions are shared."""
         scores: dict[str, Score] = defaultdict(Score)
         for batch, replies in self.batches:
             length = batch.shape[1]
             rows = Rows(batch.shape[0], length, model.shape, device)
             goal = targets(batch.flatten().to(device), rows)
-            hidden = model.hidden(goal.tokens, rows)
-            first = model.logits(hidden).argmax(-1)
-            second = model.logits(model.draft(hidden, goal.following, rows)).argmax(-1)
+            first, second = (logits.argmax(-1) for logits in predict(model, quantiser, goal, rows))
             right = (first == goal.following).view_as(batch).cpu()
             agreed = (second == torch.roll(first, -1)).view_as(batch).cpu()
             for number, row in enumerate(replies):

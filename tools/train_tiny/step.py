@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tools.train_tiny import pointwise
 from tools.train_tiny.data.rows import LEARNED
+from tools.train_tiny.fake_quant import FakeQuantiser
 from tools.train_tiny.model import Rows, TinyModel
 
 WARMUP_RUNS = 3
@@ -40,13 +42,19 @@ def targets(packed: Tensor, rows: Rows) -> Targets:
     return Targets(tokens, torch.roll(tokens, -1), torch.roll(tokens, -2), weight, second_weight)
 
 
-def compute_losses(model: TinyModel, packed: Tensor, rows: Rows) -> Losses:
+def predict(model: TinyModel, quantiser: FakeQuantiser | None, goal: Targets, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Returns the logits of trunk and draft layer on a batch, with rounded weights if there is a ``quantiser``."""
+    weights = quantiser(model) if quantiser else {}
+    logits: tuple[Tensor, Tensor] = functional_call(model, weights, (goal.tokens, goal.following, rows))
+    return logits
+
+
+def compute_losses(model: TinyModel, quantiser: FakeQuantiser | None, packed: Tensor, rows: Rows) -> Losses:
     """Runs the trunk and the draft layer on a batch ``[T]``."""
     goal = targets(packed, rows)
-    hidden = model.hidden(goal.tokens, rows)
-    main = pointwise.weighted_loss(model.logits(hidden), goal.following, goal.weight)
-    state = model.draft(hidden, goal.following, rows)
-    draft = pointwise.weighted_loss(model.logits(state), goal.second, goal.second_weight)
+    first, second = predict(model, quantiser, goal, rows)
+    main = pointwise.weighted_loss(first, goal.following, goal.weight)
+    draft = pointwise.weighted_loss(second, goal.second, goal.second_weight)
     return Losses(main, draft)
 
 
@@ -63,10 +71,16 @@ class Trainer:
     """Holds the model and optimiser and runs steps; on CUDA each row length replays its own graph."""
 
     def __init__(
-        self, model: TinyModel, optimizer: torch.optim.Optimizer, draft_weight: float, clip: float = 1.0
+        self,
+        model: TinyModel,
+        optimizer: torch.optim.Optimizer,
+        draft_weight: float,
+        quantiser: FakeQuantiser | None = None,
+        clip: float = 1.0,
     ) -> None:
-        """``draft_weight`` scales the draft layer's loss."""
+        """``draft_weight`` scales the draft layer's loss; with a ``quantiser`` the steps see rounded weights."""
         self.model, self.optimizer, self.draft_weight, self.clip = model, optimizer, draft_weight, clip
+        self.quantiser = quantiser
         self.device = next(model.parameters()).device
         self.rows: dict[int, Rows] = {}
         self._graphs: dict[int, Callable[[], None]] = {}
@@ -75,7 +89,7 @@ class Trainer:
         self.losses = Losses(torch.zeros((), device=self.device), torch.zeros((), device=self.device))
 
     def _step(self, packed: Tensor, rows: Rows) -> None:
-        losses = compute_losses(self.model, packed, rows)
+        losses = compute_losses(self.model, self.quantiser, packed, rows)
         (losses.main + self.draft_weight * losses.draft).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
         self.optimizer.step()

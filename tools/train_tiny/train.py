@@ -1,7 +1,8 @@
 """Trains ``ninfer-tiny``: ``python -m tools.train_tiny.train --text FILE --state FILE --total 1200 --run 530``.
 
 Training is planned in seconds of device time; a run stops after ``--run`` seconds and writes its state, and the next
-one goes on from there.
+one goes on from there. ``--init`` starts from trained weights instead and refines them: a curriculum without the easy
+beginning. ``--nvfp4`` trains weights that keep their quality when the converter stores them as NVFP4 and Q8.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import torch
 from tools.train_tiny import pointwise
 from tools.train_tiny.batches import Loader
 from tools.train_tiny.configs import Shape
+from tools.train_tiny.data.mixture import REFINING, STAGES
 from tools.train_tiny.export import export, load_weights, split
+from tools.train_tiny.fake_quant import FakeQuantiser
 from tools.train_tiny.model import TinyModel
 from tools.train_tiny.probe import Probe
 from tools.train_tiny.step import Trainer, make_optimizer
@@ -40,14 +43,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--assets", type=Path, default=Path("ninferd/assets/ninfer_tiny"))
     parser.add_argument("--text", type=Path, required=True, help="file written by tools.train_tiny.corpus")
     parser.add_argument("--state", type=Path, required=True, help="full training state, read if it exists")
-    parser.add_argument(
-        "--start-from", type=Path, help="directory with model.safetensors to start from without a state"
-    )
+    parser.add_argument("--init", type=Path, help="directory with model.safetensors to refine; a state goes before it")
     parser.add_argument("--out", type=Path, required=True, help="directory that receives model.safetensors at the end")
     parser.add_argument("--pieces", type=Path, help="directory that receives the weights in two files")
     parser.add_argument("--total", type=float, default=1200.0, help="planned training seconds over all runs")
     parser.add_argument("--run", type=float, default=530.0, help="seconds of this run, start-up included")
-    parser.add_argument("--done", type=float, default=0.0, help="seconds already trained, with --start-from")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of a step")
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--decay", type=float, default=0.02, help="weight decay")
@@ -56,14 +56,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--probe-every", type=float, default=90.0, help="seconds between held-out measurements")
     parser.add_argument("--save-every", type=float, default=150.0, help="seconds between saved states")
+    parser.add_argument("--nvfp4", action="store_true", help="compute with the weights as the converter stores them")
     parser.add_argument("--compile", action="store_true", help="compile the element-wise functions")
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
 
 
-def show_probe(probe: Probe, model: TinyModel, device: torch.device) -> None:
+def show_probe(probe: Probe, trainer: Trainer) -> None:
     """Prints the held-out table."""
-    for name, score in probe.run(model, device).items():
+    for name, score in probe.run(trainer.model, trainer.quantiser, trainer.device).items():
         print(f"    {name:18s} {score.line()}", flush=True)
 
 
@@ -75,7 +76,7 @@ class Run:
         self.arguments = arguments
         path = arguments.state
         self.state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else {}
-        self.seconds: float = self.state.get("seconds", arguments.done)
+        self.seconds: float = self.state.get("seconds", 0.0)
         self.step: int = self.state.get("step", 0)
         self.tokens: int = self.state.get("tokens", 0)
         self._mark = (time.monotonic(), self.step)
@@ -100,9 +101,10 @@ class Run:
             self.optimizer.load_state_dict(self.state["optimizer"])
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate
-        elif self.arguments.start_from:
-            load_weights(model, self.arguments.start_from)
-        return Trainer(model, self.optimizer, self.arguments.draft_weight)
+        elif self.arguments.init:
+            load_weights(model, self.arguments.init)
+        quantiser = FakeQuantiser(model) if self.arguments.nvfp4 else None
+        return Trainer(model, self.optimizer, self.arguments.draft_weight, quantiser)
 
     def report(self, trainer: Trainer, length: int, repeated: int) -> None:
         """Prints one line of progress; stops the run if the loss is no longer a number."""
@@ -147,7 +149,7 @@ def train(run: Run, trainer: Trainer, loader: Loader, probe: Probe, until: float
             run.save(trainer.model)
             saved = last = time.monotonic()
         if now - probed > arguments.probe_every:
-            show_probe(probe, trainer.model, trainer.device)
+            show_probe(probe, trainer)
             probed = last = time.monotonic()
 
 
@@ -157,7 +159,8 @@ def main() -> None:
     arguments = parse()
     run = Run(arguments)
     tokenizer = arguments.assets / "tokenizer.json"
-    with Loader(arguments.workers, arguments.seed + run.step, arguments.tokens, tokenizer, arguments.text) as loader:
+    stages, seed = REFINING if arguments.init else STAGES, arguments.seed + run.step
+    with Loader(arguments.workers, seed, arguments.tokens, tokenizer, arguments.text, stages) as loader:
         loader.next(run.progress)
         trainer = run.prepare()
         probe = Probe.build(tokenizer, arguments.text, PROBE_LENGTHS, arguments.tokens)
@@ -165,7 +168,7 @@ def main() -> None:
         train(run, trainer, loader, probe, began + arguments.run)
         run.save(trainer.model)
         print(f"stopped at step {run.step}, {run.tokens / 1e6:.0f}M tokens, {run.seconds:.0f} s trained", flush=True)
-        show_probe(probe, trainer.model, trainer.device)
+        show_probe(probe, trainer)
 
 
 if __name__ == "__main__":

@@ -67,10 +67,19 @@ STAGES: tuple[Stage, ...] = (
     Stage(2.0, 1000, {256: 0.1, 512: 0.2, 1024: 0.26, 2048: 0.16, 4096: 0.1, 8192: 0.08, 16384: 0.1}, _LAST),
 )
 
+_REFINE = {"key-value": 1.4, "copy": 1.0, "needle": 1.1, "tools": 5.5, "small talk": 1.0, "arithmetic": 1.4, TEXT: 0.2}
 
-def stage_at(progress: float) -> Stage:
+REFINING: tuple[Stage, ...] = (
+    Stage(0.3, 1000, {256: 0.05, 512: 0.3, 1024: 0.43, 2048: 0.22}, _REFINE),
+    Stage(0.6, 1000, {256: 0.05, 512: 0.28, 1024: 0.36, 2048: 0.18, 4096: 0.07, 8192: 0.03}, _REFINE),
+    Stage(2.0, 1000, {256: 0.05, 512: 0.25, 1024: 0.34, 2048: 0.16, 4096: 0.07, 8192: 0.05, 16384: 0.06}, _REFINE),
+)
+"""The curriculum for weights that already know all families: mostly tool calls, long rows in the last part."""
+
+
+def stage_at(stages: tuple[Stage, ...], progress: float) -> Stage:
     """Returns the stage of a training progress in [0, 1]."""
-    return next(stage for stage in STAGES if progress < stage.until)
+    return next(stage for stage in stages if progress < stage.until)
 
 
 def draw(source: Source, weights: Mapping[T, float]) -> T:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.train_tiny.data import words
-from tools.train_tiny.data.base import Source, Tool, join
+from tools.train_tiny.data.base import Source, Split, Tool, join
 
 DOMAINS: tuple[str, ...] = ("example.com", "mail.org", "test.net")
+OBJECT_SHARE = {Split.HELD_OUT: (0.13, 0.16), Split.TRAIN: (0.18, 0.25)}
+"""Cumulative shares of parameters that are objects and lists of objects."""
 SUFFIXES: tuple[str, ...] = ("txt", "py", "json", "md", "csv", "log")
 
 
@@ -113,12 +115,12 @@ def make_fields(source: Source) -> tuple[Parameter, ...]:
 
 
 def make_parameter(source: Source, name: str) -> Parameter:
-    """Returns a parameter of a random type; one in six is an object or a list of objects."""
-    kind = source.rng.random()
-    if kind < 0.13:
+    """Returns a parameter of a random type; one in six (in training four) is an object or a list of objects."""
+    kind, (objects, lists) = source.rng.random(), OBJECT_SHARE[source.split]
+    if kind < objects:
         fields = make_fields(source)
         return Parameter(name, object_schema(fields, ()), fields)
-    if kind < 0.16:
+    if kind < lists:
         fields = make_fields(source)[:2]
         return Parameter(name, {"type": "array", "items": object_schema(fields, ())}, fields)
     schema = scalar_schema(source)

@@ -1,13 +1,38 @@
-"""Requests that a tool call answers: one call, several at once, nested arguments, and requests that need no tool."""
+"""Requests that a tool call answers: one call, several at once, nested arguments, and requests that need no tool.
 
+Held-out requests keep the wordings and shares of the first evaluation, so that its figures stay comparable; training
+has more of both.
+"""
+
+import json
 from dataclasses import dataclass
 from typing import Any
 
-from tools.train_tiny.data.base import Exchange, Source, assistant, join, user
+from tools.train_tiny.data.base import Exchange, Source, Split, assistant, join, user
 from tools.train_tiny.data.natural import RECIPES, SPELLINGS, VALUES, Recipe
 from tools.train_tiny.data.schemas import Function, make_function, make_value, say_value
 
 MORE_TOOLS = (0, 0, 1, 1, 2, 3, 5)
+SINGLE_SHARE = {Split.HELD_OUT: 0.65, Split.TRAIN: 0.5}
+OPENINGS: tuple[str, ...] = (
+    "Call {name}",
+    "Please {verb} the {thing}",
+    "{Verb} the {thing}",
+    "Use {name}",
+    "I want to {verb} a {thing}",
+    "Can you {verb} the {thing}",
+)
+MORE_OPENINGS: tuple[str, ...] = (
+    *OPENINGS,
+    "Run {name}",
+    "Please call {name}",
+    "Use the tool {name}",
+    "Could you {verb} the {thing}",
+    "I need you to {verb} the {thing}",
+    "{Verb} a {thing} for me",
+)
+GREETINGS: tuple[str, ...] = ("", "", "", "Please help. ", "Hi! ")
+MORE_GREETINGS: tuple[str, ...] = (*GREETINGS, "Hello. ", "Next: ", "Now this: ")
 
 
 @dataclass(frozen=True)
@@ -35,27 +60,26 @@ def random_call(source: Source, function: Function) -> Call:
     if source.chance(0.3):
         source.rng.shuffle(said)
     verb, thing = function.phrase
-    opening = source.choice(
-        (
-            f"Call {function.name}",
-            f"Please {verb} the {thing}",
-            f"{verb.capitalize()} the {thing}",
-            f"Use {function.name}",
-            f"I want to {verb} a {thing}",
-            f"Can you {verb} the {thing}",
-        )
+    opening = source.choice(OPENINGS if source.split is Split.HELD_OUT else MORE_OPENINGS).format(
+        name=function.name, verb=verb, Verb=verb.capitalize(), thing=thing
     )
     if not said:
         return Call(function, arguments, opening + ".")
-    style = source.integer(0, 3)
+    style = source.integer(0, 3 if source.split is Split.HELD_OUT else 6)
     if style == 0:
         details = " with " + join([f"{name} {value}" for name, value in said])
     elif style == 1:
         details = ": " + ", ".join(f"{name} = {value}" for name, value in said)
     elif style == 2:
         details = ":\n" + "\n".join(f"- {name}: {value}" for name, value in said)
-    else:
+    elif style == 3:
         details = ". " + join([f"The {name} is {value}" for name, value in said])
+    elif style == 4:
+        details = " (" + ", ".join(f"{name}: {value}" for name, value in said) + ")"
+    elif style == 5:
+        details = " using " + join([f"{value} as {name}" for name, value in said])
+    else:
+        details = " with these arguments: " + json.dumps(arguments, ensure_ascii=False)
     return Call(function, arguments, opening + details + ".")
 
 
@@ -77,7 +101,7 @@ def natural_call(source: Source, recipe: Recipe, function: Function, spelling: d
 
 def _primary(source: Source) -> list[Call]:
     """Returns one to three calls of the same or different tools."""
-    count = 1 if source.chance(0.65) else source.integer(2, 3)
+    count = 1 if source.chance(SINGLE_SHARE[source.split]) else source.integer(2, 3)
     if source.chance(0.45):
         recipe = source.choice(RECIPES)
         spelling = _spelling(source, recipe)
@@ -93,14 +117,20 @@ def _primary(source: Source) -> list[Call]:
 
 
 def _request(source: Source, calls: list[Call]) -> str:
+    held_out = source.split is Split.HELD_OUT
     if len(calls) == 1:
-        return source.choice(("", "", "", "Please help. ", "Hi! ")) + calls[0].request
-    style = source.integer(0, 2)
+        return source.choice(GREETINGS if held_out else MORE_GREETINGS) + calls[0].request
+    requests = [call.request for call in calls]
+    style = source.integer(0, 2 if held_out else 5)
     if style == 0:
-        return " ".join(call.request for call in calls)
+        return " ".join(requests)
     if style == 1:
-        return "\n".join(f"{number}. {call.request}" for number, call in enumerate(calls, 1))
-    return " Then: ".join(call.request for call in calls)
+        return "\n".join(f"{number}. {text}" for number, text in enumerate(requests, 1))
+    if style == 2:
+        return " Then: ".join(requests)
+    if style == 3:
+        return "Do this:\n" + "\n".join(f"- {text}" for text in requests)
+    return source.choice((" Also: ", " And then: ", "\n", "\n\n")).join(requests)
 
 
 def other_functions(source: Source, used: set[str], count: int) -> list[Function]:
