@@ -19,8 +19,17 @@ from ninferd.chat.tool_calls import CALL_OPEN, FUNCTION_OPEN
 from ninferd.chat.tool_values import ToolContract, contracts_of
 from ninferd.config.schema import Settings
 from ninferd.engine.messages import PromptIdentity, SamplingParams
-from ninferd.weights.identity import MAX_TOKENIZER_BYTES, model_identity
-from ninferd.weights.json_file import read_bounded, read_json_object
+from ninferd.weights.identity import model_identity
+from ninferd.weights.json_file import read_bounded
+from ninferd.weights.resources import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER_CONFIG,
+    FrontendFiles,
+    json_resource,
+    place,
+    text_resource,
+)
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -59,24 +68,24 @@ class ChatFrontend:
         self._presets = presets
 
     @classmethod
-    def load(cls, directory: Path, settings: Settings) -> ChatFrontend:
-        """Read ``tokenizer.json``, the template and the generation defaults of a model directory, and try them once.
+    def load(cls, files: FrontendFiles, settings: Settings) -> ChatFrontend:
+        """Read the tokenizer, the template and the generation defaults of a model, and try them once.
 
         Raises InputError naming the file and what is wrong with it.
         """
-        identity = model_identity(directory)
-        tokenizer = ChatTokenizer.load(directory)
-        tokenizer_config = _read_optional(directory / "tokenizer_config.json")
-        config = _read_optional(directory / "config.json")
-        generation_config = _read_optional(directory / "generation_config.json")
+        identity = model_identity(files.path)
+        tokenizer = ChatTokenizer.load(files)
+        tokenizer_config = json_resource(files, TOKENIZER_CONFIG) or {}
+        generation_config = json_resource(files, GENERATION_CONFIG) or {}
         marks = ControlTokenMarks(tokenizer.control_spellings)
-        source, origin = _template_source(directory, tokenizer_config, settings)
+        source, origin = _template_source(files, tokenizer_config, settings)
         try:
             template = ChatTemplate(source, marks, _special_tokens(tokenizer_config))
         except FrontendError as error:
             raise FrontendError(f"{origin}: {error}") from error
-        stop_token_ids = _stop_token_ids(config, generation_config)
-        frontend = cls(tokenizer, template, stop_token_ids, presets_of(config, generation_config), identity)
+        stop_token_ids = _stop_token_ids(files, generation_config, tokenizer.token_count)
+        presets = presets_of(files.config, generation_config)
+        frontend = cls(tokenizer, template, stop_token_ids, presets, identity)
         frontend._probe(settings, origin)
         return frontend
 
@@ -184,20 +193,21 @@ def _argument_object(call: PastToolCall) -> dict[str, Any]:
     return arguments
 
 
-def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json_object(path, MAX_TOKENIZER_BYTES) if path.exists() else {}
-
-
-def _template_source(directory: Path, tokenizer_config: dict[str, Any], settings: Settings) -> tuple[str, str]:
+def _template_source(files: FrontendFiles, tokenizer_config: dict[str, Any], settings: Settings) -> tuple[str, str]:
     """(source, where it came from): the configured file, else ``chat_template.jinja``, else tokenizer_config's."""
-    path = Path(settings.template.file) if settings.template.file is not None else directory / "chat_template.jinja"
+    if settings.template.file is not None:
+        path = Path(settings.template.file)
+        try:
+            return read_bounded(path, MAX_TEMPLATE_BYTES).decode(), str(path)
+        except UnicodeDecodeError as error:
+            raise FrontendError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+    own = text_resource(files, CHAT_TEMPLATE)
+    if own is not None:
+        return own, place(files, CHAT_TEMPLATE)
     stored = tokenizer_config.get("chat_template")
-    if settings.template.file is None and not path.exists() and isinstance(stored, str):
-        return stored, f"{directory / 'tokenizer_config.json'}: chat_template"
-    try:
-        return read_bounded(path, MAX_TEMPLATE_BYTES).decode(), str(path)
-    except UnicodeDecodeError as error:
-        raise FrontendError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    if isinstance(stored, str):
+        return stored, f"{place(files, TOKENIZER_CONFIG)}: chat_template"
+    raise FrontendError(f"{place(files, CHAT_TEMPLATE)}: is missing; add one, or set template.file")
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
@@ -211,16 +221,22 @@ def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _stop_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> tuple[int, ...]:
+def _stop_token_ids(files: FrontendFiles, generation_config: dict[str, Any], token_count: int) -> tuple[int, ...]:
     """Ids that end an answer: generation_config's, else the config's."""
-    nested = config.get("text_config")
-    for source in (generation_config, config, nested if isinstance(nested, dict) else {}):
+    nested = files.config.get("text_config")
+    where = place(files, GENERATION_CONFIG)
+    for source in (generation_config, files.config, nested if isinstance(nested, dict) else {}):
         value = source.get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list) and value and all(isinstance(entry, int) for entry in value):
-            return tuple(value)
-    raise FrontendError("neither generation_config.json nor config.json names an eos_token_id")
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        if not ids or any(type(token_id) is not int for token_id in ids):
+            continue
+        for token_id in ids:
+            if not 0 <= token_id < token_count:
+                raise FrontendError(
+                    f"{where}: eos_token_id {token_id} is no token; the tokenizer has ids 0 to {token_count - 1}"
+                )
+        return tuple(ids)
+    raise FrontendError(f"{where}: neither it nor the model's configuration names an eos_token_id")
 
 
 def _call_opener(name: str) -> str:

@@ -3,59 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
 
-import msgspec
 from tokenizers import Tokenizer
 
 from ninferd.chat.control_tokens import ControlTokenMarks
 from ninferd.chat.errors import FrontendError
-from ninferd.weights.identity import MAX_TOKENIZER_BYTES
-from ninferd.weights.json_file import read_json_object
-
-T = TypeVar("T")
-
-
-class _NamedToken(msgspec.Struct, frozen=True):
-    content: str
-    special: bool = False
-
-
-class _DeclaredToken(_NamedToken, frozen=True, kw_only=True):
-    id: int
-
-
-class _Model(msgspec.Struct, frozen=True):
-    vocab: Annotated[dict[str, int], msgspec.Meta(min_length=1)]
-    type: str = "BPE"
-
-
-class _Decoder(msgspec.Struct, frozen=True):
-    type: str
-    decoders: list[_Decoder] = []
-
-
-class _Definition(msgspec.Struct, frozen=True):
-    """What is read here of ``tokenizer.json``; the library reads the rest."""
-
-    model: _Model
-    decoder: _Decoder | None = None
-    added_tokens: list[_DeclaredToken] | None = None
-
-
-class _Config(msgspec.Struct, frozen=True):
-    """The same of ``tokenizer_config.json``."""
-
-    added_tokens_decoder: dict[int, _NamedToken] | None = None
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    id: int
-    text: str
-    special: bool  # hidden from the output unless tools are active
+from ninferd.weights.resources import TOKENIZER, FrontendFiles, place
+from ninferd.weights.token_domain import TokenDomain, read_token_domain
 
 
 class ChatTokenizer:
@@ -65,36 +19,31 @@ class ChatTokenizer:
     id where the template wrote them.
     """
 
-    def __init__(self, definition: dict[str, Any], added: tuple[AddedToken, ...]) -> None:
-        """``definition``: the content of ``tokenizer.json``; ``added``: every added token of the model."""
-        plain = {**definition, "added_tokens": [], "post_processor": None}
+    def __init__(self, domain: TokenDomain) -> None:
+        """Raises FrontendError if the library refuses the definition or plain text could become a control token."""
+        plain = {**domain.definition, "added_tokens": [], "post_processor": None}
         try:
             self._plain = Tokenizer.from_str(json.dumps(plain))
         except Exception as error:  # the library raises bare Exception
-            raise FrontendError(f"tokenizer.json cannot be used: {error}") from error
-        self.added = {token.id: token for token in added}
-        self._id_of_control = {token.text: token.id for token in added}
-        self.token_bytes = _token_bytes(definition, self.added)
+            raise FrontendError(f"cannot be used: {error}") from error
+        self.token_count = domain.count
+        self.added = {token.id: token for token in domain.added}
+        self._id_of_control = {token.text: token.id for token in domain.added}
+        self.token_bytes = _token_bytes(domain)
         self.longest_token_bytes = max(len(value) for value in self.token_bytes.values())
         self._check_plain_text_is_plain()
 
     @classmethod
-    def load(cls, directory: Path) -> ChatTokenizer:
+    def load(cls, files: FrontendFiles) -> ChatTokenizer:
         """Read ``tokenizer.json`` and the ``added_tokens_decoder`` of ``tokenizer_config.json``.
 
         Raises InputError naming the file and what is wrong with it.
         """
-        path, config_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
-        definition = read_json_object(path, MAX_TOKENIZER_BYTES)
-        config = read_json_object(config_path, MAX_TOKENIZER_BYTES) if config_path.exists() else {}
-        checked = _checked(definition, _Definition, path)
-        _require_byte_level(checked)
-        declared = checked.added_tokens or ()
-        named = _checked(config, _Config, config_path).added_tokens_decoder or {}
-        added = {entry.id: AddedToken(entry.id, entry.content, entry.special) for entry in declared}
-        for token_id, entry in named.items():
-            added.setdefault(token_id, AddedToken(token_id, entry.content, entry.special))
-        return cls(definition, tuple(added.values()))
+        domain = read_token_domain(files)
+        try:
+            return cls(domain)
+        except FrontendError as error:
+            raise FrontendError(f"{place(files, TOKENIZER)}: {error}") from error
 
     @property
     def control_spellings(self) -> frozenset[str]:
@@ -130,22 +79,7 @@ class ChatTokenizer:
     def _check_plain_text_is_plain(self) -> None:
         for spelling, token_id in self._id_of_control.items():
             if token_id in self.encode_text(spelling):
-                raise FrontendError(f"tokenizer.json: plain text can produce the control token {spelling!r}")
-
-
-def _checked(content: dict[str, Any], shape: type[T], path: Path) -> T:
-    """``content`` in its shape; raises FrontendError naming the place that does not fit."""
-    try:
-        return msgspec.convert(content, shape, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise FrontendError(f"{path}: {error}") from error
-
-
-def _require_byte_level(definition: _Definition) -> None:
-    decoder = definition.decoder
-    steps = decoder.decoders if decoder is not None and decoder.type == "Sequence" else [decoder]
-    if definition.model.type != "BPE" or [step.type for step in steps if step is not None] != ["ByteLevel"]:
-        raise FrontendError("tokenizer.json: a byte-level BPE (model BPE, decoder ByteLevel) is needed")
+                raise FrontendError(f"plain text can produce the control token {spelling!r}")
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -157,14 +91,14 @@ def _byte_of_char() -> dict[str, int]:
     return table
 
 
-def _token_bytes(definition: dict[str, Any], added: dict[int, AddedToken]) -> dict[int, bytes]:
+def _token_bytes(domain: TokenDomain) -> dict[int, bytes]:
     byte_of = _byte_of_char()
     table: dict[int, bytes] = {}
-    for text, token_id in definition["model"]["vocab"].items():
+    for text, token_id in domain.vocabulary.items():
         try:
             table[token_id] = bytes(byte_of[char] for char in text)
         except KeyError:  # not written in the byte-level alphabet: the library shows it as it is
             table[token_id] = text.encode()
-    for token in added.values():
+    for token in domain.added:
         table[token.id] = token.text.encode()
     return table

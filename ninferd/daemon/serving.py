@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ninferd.api.context import ConfigStatus
 from ninferd.chat.frontend import ChatFrontend
@@ -14,7 +16,10 @@ from ninferd.config.reload import Change
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys, load_api_keys
 from ninferd.errors import InputError
-from ninferd.weights.locate import artifact_directory
+from ninferd.weights.json_file import read_bounded, read_json_object
+from ninferd.weights.locate import artifact_path
+from ninferd.weights.opening import open_model
+from ninferd.weights.resources import MAX_RESOURCE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +48,10 @@ def load_config(sources: ConfigSources) -> ResolvedConfig:
 
 
 def outside_problems(resolved: ResolvedConfig) -> list[Problem]:
-    """What only shows outside the configuration: features of this build, the model's directory, the key file."""
+    """What only shows outside the configuration: features of this build, where the model is, the key file."""
     problems = unavailable(resolved)
     try:
-        artifact_directory(resolved.settings.model.artifact)
+        artifact_path(resolved.settings.model.artifact)
     except InputError as error:
         problems.append(Problem(str(resolved.origin("model.artifact")), None, str(error)))
     try:
@@ -66,7 +71,20 @@ def model_problems(resolved: ResolvedConfig) -> list[Problem]:
 
 
 def load_frontend(settings: Settings) -> ChatFrontend:
-    return ChatFrontend.load(artifact_directory(settings.model.artifact), settings)
+    path = artifact_path(settings.model.artifact)
+    return ChatFrontend.load(_Directory(path) if path.is_dir() else open_model(path), settings)
+
+
+@dataclass(frozen=True)
+class _Directory:
+    path: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return read_json_object(self.path / "config.json", 4 << 20)
+
+    def resource(self, name: str) -> bytes | None:
+        return read_bounded(self.path / name, MAX_RESOURCE_BYTES) if (self.path / name).exists() else None
 
 
 def first_serving(resolved: ResolvedConfig) -> Serving:

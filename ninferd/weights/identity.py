@@ -1,26 +1,42 @@
-"""Which model a directory holds, as far as prompts depend on it. Free of torch: the main process uses it too."""
+"""Which model a directory or file holds, as far as prompts depend on it. Free of torch, for the main process."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
+from ninferd.errors import InputError
+from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.json_file import read_bounded
+from ninferd.weights.resources import MAX_RESOURCE_BYTES, TOKENIZER
+from ninferd.weights.stored import file_identity
 
-MAX_TOKENIZER_BYTES = 256 << 20
-
-_FILES = ("config.json", "tokenizer.json")
+_FILES = ("config.json", TOKENIZER)
 
 
-def model_identity(directory: Path) -> str:
-    """SHA-256 in hex of where the directory really is and of the files that decide what its token ids mean.
+def model_identity(path: Path) -> str:
+    """SHA-256 in hex of where the model really is and of what decides what its token ids mean.
 
-    A link that points elsewhere and a file that was replaced in place give another identity; a missing file counts as
-    an empty one. Raises InputError if a file cannot be read.
+    A link that points elsewhere and a file that was replaced in place give another identity. Of a directory only
+    ``config.json`` and ``tokenizer.json`` count, and a missing one as an empty one; an artifact is one file, so any
+    change of it counts. Raises InputError if a file cannot be read.
     """
-    digest = hashlib.sha256(str(directory.resolve()).encode("utf-8", "surrogateescape"))
-    for name in _FILES:
-        path = directory / name
-        content = read_bounded(path, MAX_TOKENIZER_BYTES) if path.exists() else b""
+    digest = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape"))
+    for content in _directory_contents(path) if path.is_dir() else _artifact_contents(path):
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
+
+
+def _directory_contents(directory: Path) -> list[bytes]:
+    files = [directory / name for name in _FILES]
+    return [read_bounded(file, MAX_RESOURCE_BYTES) if file.exists() else b"" for file in files]
+
+
+def _artifact_contents(path: Path) -> list[bytes]:
+    source = ArtifactSource.open(path)
+    try:
+        version = file_identity(path.stat())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    parts = [version, source.artifact.artifact_id, source.config]
+    return [*(repr(part).encode() for part in parts), source.resource(TOKENIZER) or b""]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from ninferd.chat.control_tokens import ControlTokenMarks
 from ninferd.chat.conversation import Conversation, Message, PastToolCall
 from ninferd.chat.errors import FrontendError
-from ninferd.chat.frontend import ChatFrontend
 from ninferd.chat.template import ChatTemplate
-from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
+from tests.support.frontends import frontend_of, make_settings, tiny_directory, tiny_frontend
 
 SPELLINGS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>")
 
@@ -114,7 +113,7 @@ def test_template_that_builds_tokens_from_pieces_is_refused(tmp_path: Path) -> N
     source = tmp_path / "t.jinja"
     source.write_text("{{ '<|im_' ~ 'start|>' }}{{ messages[0].content }}")
     with pytest.raises(FrontendError, match="out of pieces"):
-        ChatFrontend.load(tiny_directory(), make_settings(template={"file": str(source)}))
+        frontend_of(tiny_directory(), make_settings(template={"file": str(source)}))
 
 
 def test_marks_differ_between_templates() -> None:

@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 
 from ninferd.chat.conversation import Conversation, Message, PastToolCall
 from ninferd.chat.errors import ContextLengthError, FrontendError, PromptError
-from ninferd.chat.frontend import ChatFrontend
 from ninferd.errors import InputError
-from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
+from tests.support.frontends import frontend_of, make_settings, tiny_directory, tiny_frontend
 
 FRONTEND = tiny_frontend()
 QUESTION = Message("user", "q")
@@ -145,13 +144,13 @@ def test_prompt_of_exactly_the_context_fits() -> None:
     ],
 )
 def test_stop_tokens(tmp_path: Path, changes: dict[str, Any], stop_ids: tuple[int, ...]) -> None:
-    assert ChatFrontend.load(model_directory(tmp_path, **changes), make_settings()).stop_token_ids == stop_ids
+    assert frontend_of(model_directory(tmp_path, **changes)).stop_token_ids == stop_ids
 
 
 def test_template_of_the_configuration_replaces_the_models(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ messages[0].content }}!")
-    frontend = ChatFrontend.load(tiny_directory(), make_settings(template={"file": str(path)}))
+    frontend = frontend_of(tiny_directory(), make_settings(template={"file": str(path)}))
     prompt = frontend.prepare(Conversation((QUESTION,)), make_settings(), max_context=100)
     assert frontend.tokenizer.decode(prompt.identity.to_list()) == "q!"
 
@@ -159,7 +158,7 @@ def test_template_of_the_configuration_replaces_the_models(tmp_path: Path) -> No
 def test_template_inside_tokenizer_config(tmp_path: Path) -> None:
     config = {"chat_template": "{{ eos_token }}{{ messages[0].content }}", "eos_token": {"content": "<|im_end|>"}}
     directory = model_directory(tmp_path, chat_template__jinja=None, tokenizer_config__json=config)
-    frontend = ChatFrontend.load(directory, make_settings())
+    frontend = frontend_of(directory)
     prompt = frontend.prepare(Conversation((QUESTION,)), make_settings(), max_context=100)
     assert prompt.identity.to_list()[0] == frontend.tokenizer.id_of("<|im_end|>")
 
@@ -168,11 +167,11 @@ def test_template_inside_tokenizer_config(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         pytest.param(
-            {"chat_template__jinja": None}, r"chat_template\.jinja: cannot be read: No such file", id="no template"
+            {"chat_template__jinja": None}, r"chat_template\.jinja: is missing; add one, or set", id="no template"
         ),
         pytest.param({"chat_template__jinja": "{% if %}"}, r"chat_template\.jinja: .*line 1", id="template syntax"),
         pytest.param({"chat_template__jinja": "{{ nope.x }}"}, r"does not render", id="template fails on everything"),
-        pytest.param({"tokenizer__json": None}, r"tokenizer\.json: cannot be read: No such file", id="no tokenizer"),
+        pytest.param({"tokenizer__json": None}, r"tokenizer\.json: is missing, and a model", id="no tokenizer"),
         pytest.param({"generation_config__json": "{"}, r"generation_config\.json: is not valid JSON", id="broken JSON"),
         pytest.param(
             {"generation_config__json": {}, "config__json": {}}, "names an eos_token_id", id="no end of an answer"
@@ -186,23 +185,23 @@ def test_template_inside_tokenizer_config(tmp_path: Path) -> None:
 )
 def test_unusable_directories_are_refused_by_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ChatFrontend.load(model_directory(tmp_path, **changes), make_settings())
+        frontend_of(model_directory(tmp_path, **changes))
 
 
 def test_template_kwargs_of_the_configuration_are_checked() -> None:
     with pytest.raises(FrontendError, match=r"template\.kwargs: .*'tools' is set by the server"):
-        ChatFrontend.load(tiny_directory(), make_settings(template={"kwargs": {"tools": []}}))
+        frontend_of(tiny_directory(), make_settings(template={"kwargs": {"tools": []}}))
 
 
 def test_template_file_that_would_block_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     os.mkfifo(path)
     with pytest.raises(InputError, match=r"t\.jinja: cannot be read: not a regular file but a FIFO"):
-        ChatFrontend.load(tiny_directory(), make_settings(template={"file": str(path)}))
+        frontend_of(tiny_directory(), make_settings(template={"file": str(path)}))
 
 
 def test_template_file_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_bytes(b"\xff")
-    with pytest.raises(FrontendError, match=r"t\.jinja: not UTF-8"):
-        ChatFrontend.load(tiny_directory(), make_settings(template={"file": str(path)}))
+    with pytest.raises(FrontendError, match=r"t\.jinja: is not UTF-8"):
+        frontend_of(tiny_directory(), make_settings(template={"file": str(path)}))

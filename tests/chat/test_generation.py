@@ -11,9 +11,8 @@ from ninferd.chat.generation import Finish, Generation, GenerationEvent, Generat
 from ninferd.chat.output import ContentDelta, ReasoningDelta
 from ninferd.engine.messages import FinishReason, RequestAdmitted, SamplingParams
 from ninferd.weights.identity import model_identity
-from ninferd.weights.locate import artifact_directory
 from tests.chat.test_output import CLOSE, EOS, ids
-from tests.support.frontends import make_settings, tiny_frontend
+from tests.support.frontends import make_settings, tiny_directory, tiny_frontend
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 FRONTEND = tiny_frontend()
@@ -65,7 +64,7 @@ def test_request_carries_the_stop_tokens_the_deadline_and_its_model() -> None:
         5,
     )
     assert request.prompt == PROMPT.identity
-    assert request.model_identity == model_identity(artifact_directory("embedded:ninfer-tiny"))
+    assert request.model_identity == model_identity(tiny_directory())
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 100])

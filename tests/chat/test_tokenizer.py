@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from ninferd.chat.errors import FrontendError
 from ninferd.chat.tokenizer import ChatTokenizer
 from ninferd.errors import InputError
-from tests.support.frontends import tiny_directory, tiny_frontend
+from tests.support.frontends import FrontendDirectory, tiny_directory, tiny_frontend
 
 LIBRARY = Tokenizer.from_file(str(tiny_directory() / "tokenizer.json"))
 
@@ -55,18 +55,18 @@ def definition() -> dict[str, Any]:
     return content
 
 
-def write(directory: Path, content: dict[str, Any]) -> Path:
+def write(directory: Path, content: dict[str, Any]) -> FrontendDirectory:
     (directory / "tokenizer.json").write_text(json.dumps(content))
-    return directory
+    return FrontendDirectory(directory)
 
 
 def test_tokens_known_to_the_config_only_are_control_tokens(tmp_path: Path) -> None:
     content = definition()
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<|audio_pad|>"]
     write(tmp_path, content)
-    decoder = {"9000": {"content": "<|audio_pad|>", "special": True}}
+    decoder = {"4095": {"content": "<|audio_pad|>", "special": True}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    assert ChatTokenizer.load(tmp_path).id_of("<|audio_pad|>") == 9000
+    assert ChatTokenizer.load(FrontendDirectory(tmp_path)).id_of("<|audio_pad|>") == 4095
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_tokens_known_to_the_config_only_are_control_tokens(tmp_path: Path) -> N
     ],
 )
 def test_unsupported_tokenizers_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(FrontendError, match=message):
+    with pytest.raises(InputError, match=message):
         ChatTokenizer.load(write(tmp_path, {**definition(), **change}))
 
 
@@ -96,24 +96,5 @@ def test_plain_text_that_would_be_control_is_refused(tmp_path: Path) -> None:
         "use_regex": False,
     }
     content["model"]["vocab"]["<think>"] = next(t["id"] for t in content["added_tokens"] if t["content"] == "<think>")
-    with pytest.raises(FrontendError, match="plain text can produce the control token '<think>'"):
+    with pytest.raises(FrontendError, match=r"tokenizer\.json: plain text can produce the control token '<think>'"):
         ChatTokenizer.load(write(tmp_path, content))
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[]", "JSON object")])
-def test_broken_files_are_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(InputError, match=f"tokenizer.json: .*{message}"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"tokenizer\.json: cannot be read: No such file"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_config_that_declares_no_tokens_is_named(tmp_path: Path) -> None:
-    write(tmp_path, definition())
-    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": {}}}')
-    with pytest.raises(FrontendError, match=r"tokenizer_config\.json: "):
-        ChatTokenizer.load(tmp_path)

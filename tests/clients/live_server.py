@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 from hypercorn.asyncio import serve
@@ -15,10 +14,10 @@ from openai import AsyncOpenAI
 
 from ninferd.api.app import create_app
 from ninferd.api.context import ApiContext, ConfigStatus
-from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys
 from ninferd.daemon.listener import hypercorn_config, open_listener
+from ninferd.daemon.serving import load_frontend
 from ninferd.engine.build import build_engine
 from ninferd.engine.local import LocalEngine
 
@@ -40,9 +39,9 @@ async def running(context: ApiContext) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(directory: Path, settings: Settings) -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
-    """A real engine over the model in ``directory``, and the official client of a server before it."""
-    frontend = ChatFrontend.load(directory, settings)
+async def serving(settings: Settings) -> AsyncIterator[tuple[AsyncOpenAI, LocalEngine]]:
+    """A real engine over the configured model, and the official client of a server before it."""
+    frontend = load_frontend(settings)
     async with LocalEngine(partial(build_engine, settings)) as engine:
         context = ApiContext(
             engine=engine,

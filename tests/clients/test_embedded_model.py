@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from tests.clients.live_server import serving
-from tests.support.frontends import make_settings, tiny_directory
+from tests.support.frontends import make_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ async def client() -> AsyncIterator[AsyncOpenAI]:
         model={"artifact": "embedded:ninfer-tiny"},
         engine={"device": "cpu", "kv_dtype": "fp32", "max_context": 4096, "max_concurrency": 2},
     )
-    async with serving(tiny_directory(), settings) as (client, _):
+    async with serving(settings) as (client, _):
         yield client
 
 

@@ -46,7 +46,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(directory: Path) -> AbstractAsyncContextManager[tuple[AsyncOpenAI, LocalEngine]]:
-    return serving(directory, make_settings(model={"artifact": str(directory), "id": MODEL}, engine=ENGINE))
+    return serving(make_settings(model={"artifact": str(directory), "id": MODEL}, engine=ENGINE))
 
 
 def request(words: int, max_tokens: int) -> Any:

@@ -53,7 +53,7 @@ def test_a_missing_path_says_what_is_possible(tmp_path: Path, name: str) -> None
     (tmp_path / "file").touch()
     with pytest.raises(
         InputError,
-        match=rf"model\.artifact: .*{name} does not exist; it must be a \.ninfer file or a Hugging Face model directory",
+        match=rf"model\.artifact: .*{name} does not exist; it must be a \.ninfer file or a Hugging Face model dir",
     ):
         artifact_path(str(tmp_path / name))
 
