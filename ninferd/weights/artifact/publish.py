@@ -125,8 +125,10 @@ def _create_locked(path: Path) -> int:
         descriptor = _create(temporary)
     try:
         _lock(path, descriptor)
-    except BaseException:
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):  # no other writer has it: this file system has no locks
+            temporary.unlink()
         raise
     return descriptor
 

@@ -100,7 +100,10 @@ def _sibling_name(members: Members) -> str:
     name = members.value("path")
     is_plain = isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\")
     if not is_plain or not name.isprintable() or len(name.encode()) > MAX_FILE_NAME_BYTES:
-        raise InputError(f"{members.where}: path must be a plain file name beside the entry file, found {shown(name)}")
+        raise InputError(
+            f"{members.where}: path must be the plain, printable name of a file beside the entry file, of at most "
+            f"{MAX_FILE_NAME_BYTES} bytes, found {shown(name)}"
+        )
     return str(name)
 
 
@@ -207,7 +210,8 @@ def _parse_uses(
 
 def _parse_components(path: str, records: dict[str, Any], objects: Mapping[str, StoredObject]) -> dict[str, Component]:
     if "text" not in records:
-        raise InputError(f"{path}: components has no 'text', found {', '.join(map(plain, records)) or 'none'}")
+        found = ", ".join(map(plain, list(records)[:5])) or "none"
+        raise InputError(f"{path}: components must have 'text', found {found}")
     components = {}
     for name, value in records.items():
         _key(f"{path}: components", name)

@@ -23,4 +23,5 @@ def shown(value: Any) -> str:
 
 def plain(identifier: str) -> str:
     """An identifier without quotes where it is short and printable."""
-    return identifier if identifier.isprintable() and len(identifier) <= MAX_SHOWN_CHARACTERS else shown(identifier)
+    fits = 0 < len(identifier) <= MAX_SHOWN_CHARACTERS
+    return identifier if fits and identifier.isprintable() else shown(identifier)
