@@ -20,6 +20,7 @@ from ninferd.weights.formats.minifloat import float32_of_bf16
 from ninferd.weights.formats.registry import BF16, FP32, INT32
 from ninferd.weights.parameters.component_configs import model_geometry
 from ninferd.weights.parameters.huggingface_config import huggingface_config
+from ninferd.weights.parameters.legacy import LegacyView, legacy_view
 from ninferd.weights.stored import RowRun, StoredMatrix, joined
 
 ACTIVATION_DIVISOR = "activation_input_divisor"
@@ -205,17 +206,18 @@ def _direct_values(matrix: StoredMatrix) -> NDArray[Any]:
 
 
 def _view_of(artifact: Artifact) -> ArtifactView:
-    if artifact.version < 3:
-        raise NotImplementedError
+    directory: Artifact | LegacyView = artifact
+    if artifact.model_id is not None:  # versions 1 and 2
+        directory = legacy_view(artifact.model_id, artifact.objects, str(artifact.path))
     uses: dict[str, tuple[Use, ...]] = {}
-    for use in artifact.uses:
+    for use in directory.uses:
         uses[use.parameter] = (*uses.get(use.parameter, ()), use)
     resources: dict[str, str] = {}
-    for component in artifact.components.values():
+    for component in directory.components.values():
         for role, object_id in component.resources.items():
             resources.setdefault(role, object_id)
-    configs = {name: component.config for name, component in artifact.components.items()}
-    return ArtifactView(configs, resources, artifact.bindings, uses)
+    configs = {name: component.config for name, component in directory.components.items()}
+    return ArtifactView(configs, resources, directory.bindings, uses)
 
 
 def _configuration(configs: Mapping[str, Mapping[str, Any]], where: str) -> dict[str, Any]:
