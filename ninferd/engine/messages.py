@@ -155,7 +155,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     device: str
     weights_dtype: str
     kv_dtype: str
-    vocab_size: int
+    vocab_size: int  # token ids are below it; the model may have more rows, as padding
     max_context: int
     max_concurrency: int
     kv_capacity_tokens: int

@@ -67,7 +67,11 @@ class Sampler:
         del self._lanes[row]
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
-        """One token per row of logits float32 [R, V]; ``rows`` are the lanes they belong to."""
+        """One token per row of logits float32 [R, V]; ``rows`` are the lanes they belong to.
+
+        Logits from ``vocab_size`` on are those of padding rows, which stand for no token: as if they were not there.
+        """
+        logits = logits[:, : self._vocab_size]
         lanes = [self._lanes[row] for row in rows]
         best, tokens = logits.max(dim=-1)
         logprobs: list[TokenLogprobs | None] = [None] * len(lanes)

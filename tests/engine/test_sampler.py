@@ -276,3 +276,26 @@ def test_the_models_logits_are_left_as_they_are() -> None:
     sampler.sample(logits, [0])
     sampler.sample(logits, [0])
     assert torch.equal(logits, torch.tensor([LOGITS]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=3, temperature=0.0),
+        SamplingParams(seed=3, temperature=1.3),
+        SamplingParams(seed=3, temperature=1.3, top_k=2, top_p=0.9),
+        SamplingParams(seed=3, temperature=0.7, presence_penalty=1.0, repetition_penalty=1.2, top_logprobs=9),
+    ],
+    ids=["greedy", "drawn", "truncated", "penalised-with-logprobs"],
+)
+@pytest.mark.parametrize("padding", [50.0, float("nan")])
+def test_padding_rows_of_the_head_do_not_exist(params: SamplingParams, padding: float) -> None:
+    """Whatever a model says of ids that are no tokens: results are those of logits without them, bit for bit."""
+    real = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
+    padded = torch.cat([real, torch.full((2, 3), padding)], dim=1)
+    narrow, wide = _sampler([params] * 2, 5), _sampler([params] * 2, 5)
+    for _ in range(20):
+        sampled = wide.sample(padded, range(2))
+        assert sampled == narrow.sample(real, range(2))
+        assert all(sampled.usable)
+        assert max(sampled.tokens) < 5

@@ -190,7 +190,8 @@ def test_values_in_their_shape(tmp_path: Path) -> None:
     assert convolution.tolist() == (np.arange(12.0).reshape(4, 3) - 5).tolist()
     assert source.array(f"{GDN}a_log", (2,)).tolist() == np.array([0.1, -3.3], np.float32).tolist()
     ids = source.array("proposal/token_ids", (3,))
-    assert (ids.dtype, ids.tolist()) == (np.int32, [7, 0, 2])
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [7, 0, 2]
     bias = source.array("vision/layers/0/attention/key_bias", (4,))
     assert bias.tolist() == np.array([0, 1, 0.1, -3.3], np.float32).tolist()
 
