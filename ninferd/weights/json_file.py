@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from ninferd.config.files import open_regular
 from ninferd.errors import InputError
+from ninferd.weights.artifact.strict_json import StrictJsonError, parse_strict, require_shallow
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
@@ -24,12 +24,15 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in ``path``. Raises InputError if it is missing, larger than ``max_bytes`` or no object."""
-    raw = read_bounded(path, max_bytes)
+    """The JSON object in ``path``.
+
+    Raises InputError if it is missing, larger than ``max_bytes``, ambiguous (a member twice) or no object.
+    """
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not valid JSON: {error}") from error
+        value = parse_strict(read_bounded(path, max_bytes))
+        require_shallow(value)
+    except StrictJsonError as error:
+        raise InputError(f"{path}: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: must hold a JSON object, not {type(value).__name__}")
     return value

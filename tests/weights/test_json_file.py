@@ -14,12 +14,15 @@ from ninferd.weights.json_file import read_json_object
     ("content", "problem"),
     [
         (b"{", "is not valid JSON"),
-        (b"\xff\xfe{}", "is not valid JSON"),
-        (b"[" * 100_000, "is not valid JSON"),
+        (b"\xff\xfe{}", "is not UTF-8 at byte 0"),
+        (b"[" * 100_000, "is nested deeper than 64 levels"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "is nested deeper than 64 levels"),
+        (b'{"a": 1, "a": 2}', "names the member 'a' twice"),
+        (b'{"a": NaN}', "holds NaN, which is no JSON number"),
         (b"[1]", "must hold a JSON object, not list"),
         (b"{" + b" " * 200_000 + b"}", "is larger than 150000 bytes"),
     ],
-    ids=["cut off", "wrong encoding", "too deep", "a list", "too large"],
+    ids=["cut off", "wrong encoding", "endless", "too deep", "a member twice", "not a number", "a list", "too large"],
 )
 def test_bad_files_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "some.json"

@@ -19,7 +19,7 @@ from ninferd.weights.parameters.config_fields import (
     grouped_heads,
     layer_types,
 )
-from ninferd.weights.parameters.draft_config import draft_config, draft_geometry
+from ninferd.weights.parameters.draft_config import DraftTarget, draft_config, draft_geometry
 from ninferd.weights.parameters.geometry import (
     AttentionGeometry,
     DraftKind,
@@ -91,8 +91,11 @@ def model_geometry(
         raise InputError(
             f"{where}: text: proposal rows must be from 1 to vocab_size ({text.vocab_size}), not {proposal_rows}"
         )
+    target = DraftTarget(text.hidden_size, text.vocab_size, len(text.layer_types))
     drafts = tuple(
-        draft_geometry(JsonTable(configs[kind], f"{where}: {kind}"), kind, text) for kind in _DRAFTS if kind in configs
+        draft_geometry(JsonTable(configs[kind], f"{where}: {kind}"), kind, target)
+        for kind in _DRAFTS
+        if kind in configs
     )
     return ModelGeometry(text, vision, has_mtp, drafts, proposal_rows)
 

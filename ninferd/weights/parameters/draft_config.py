@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ninferd.weights.json_table import JsonTable, shown
@@ -11,7 +12,6 @@ from ninferd.weights.parameters.geometry import (
     DraftGeometry,
     DraftKind,
     DraftLayerType,
-    TextGeometry,
 )
 
 ARCHITECTURES: dict[DraftKind, str] = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
@@ -34,8 +34,17 @@ _DFLASH_MEMBERS = ("target_layer_ids", "mask_token_id")
 _DFLASH2_MEMBERS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-def draft_geometry(table: JsonTable, kind: DraftKind, text: TextGeometry) -> DraftGeometry:
-    """Read a drafter for ``text``. Raises InputError naming the key."""
+@dataclass(frozen=True)
+class DraftTarget:
+    """What a drafter depends on of the model that it drafts for."""
+
+    hidden_size: int
+    vocab_size: int
+    layers: int
+
+
+def draft_geometry(table: JsonTable, kind: DraftKind, target: DraftTarget) -> DraftGeometry:
+    """Read a drafter for ``target``. Raises InputError naming the key."""
     types: tuple[DraftLayerType, ...] = layer_types(table, ("sliding_attention", "full_attention"))
     has_sliding = "sliding_attention" in types
     table.require_only((*_MEMBERS, *(("sliding_window",) if has_sliding else ())))
@@ -50,8 +59,8 @@ def draft_geometry(table: JsonTable, kind: DraftKind, text: TextGeometry) -> Dra
     dflash = table.table("dflash_config")
     dflash.require_only((*_DFLASH_MEMBERS, *(_DFLASH2_MEMBERS if kind == "dflash2" else ())))
     return DraftGeometry(
-        hidden_size=text.hidden_size,
-        vocab_size=text.vocab_size,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
         layer_types=types,
         intermediate_size=table.integer("intermediate_size", MAX_SIZE),
         heads=heads,
@@ -61,9 +70,9 @@ def draft_geometry(table: JsonTable, kind: DraftKind, text: TextGeometry) -> Dra
         rms_norm_eps=table.number("rms_norm_eps", 0.1),
         rope_theta=rope.number("rope_theta", 1e12),
         sliding_window=table.integer("sliding_window", MAX_SIZE) if has_sliding else None,
-        target_layer_ids=_target_layer_ids(dflash, len(text.layer_types)),
-        mask_token_id=dflash.integer("mask_token_id", text.vocab_size - 1, minimum=0),
-        convolution=_convolution(dflash, text) if kind == "dflash2" else None,
+        target_layer_ids=_target_layer_ids(dflash, target.layers),
+        mask_token_id=dflash.integer("mask_token_id", target.vocab_size - 1, minimum=0),
+        convolution=_convolution(dflash, target) if kind == "dflash2" else None,
     )
 
 
@@ -105,15 +114,15 @@ def _target_layer_ids(dflash: JsonTable, target_layers: int) -> tuple[int, ...]:
     return ids
 
 
-def _convolution(dflash: JsonTable, text: TextGeometry) -> ConvolutionGeometry:
+def _convolution(dflash: JsonTable, target: DraftTarget) -> ConvolutionGeometry:
     group_size = dflash.integer("conv_group_size", MAX_SIZE)
-    if text.hidden_size % group_size:
+    if target.hidden_size % group_size:
         raise dflash.error(
-            "conv_group_size", f"({group_size}) must divide the text model's hidden_size ({text.hidden_size})"
+            "conv_group_size", f"({group_size}) must divide the text model's hidden_size ({target.hidden_size})"
         )
     return ConvolutionGeometry(
         kernel_size=dflash.integer("conv_kernel_size", MAX_KERNEL),
         group_size=group_size,
         selector_rank=dflash.integer("selector_rank", MAX_SIZE),
-        selector_top_k=dflash.integer("selector_top_k", text.vocab_size),
+        selector_top_k=dflash.integer("selector_top_k", target.vocab_size),
     )

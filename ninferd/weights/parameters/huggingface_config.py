@@ -52,10 +52,9 @@ def component_configs(config: Mapping[str, Any], where: str) -> Components:
     Whether the weights are really there is another question. ``where`` names the file. Raises InputError naming file
     and key for what is missing, wrong or would need other arithmetic; the sizes are checked by ``model_geometry``.
     """
-    top = JsonTable(config, where)
-    kind = _draft_kind(top)
+    kind = draft_kind(config, where)
     if kind is not None:
-        return {kind: draft_component(top, kind)}
+        return {kind: draft_component(JsonTable(config, where), kind)}
     components = {"text": text_component(config, where)}
     vision = vision_component(config, where)
     if vision is not None:
@@ -63,6 +62,12 @@ def component_configs(config: Mapping[str, Any], where: str) -> Components:
     if has_mtp(config, where):
         components["mtp"] = {"architectures": [_architecture(components["text"]["model_type"], "MTP")]}
     return components
+
+
+def draft_kind(config: Mapping[str, Any], where: str) -> DraftKind | None:
+    """Which drafter a ``config.json`` is of; None if it is not of one."""
+    top = JsonTable(config, where)
+    return next((kind for kind, name in ARCHITECTURES.items() if top.equals("architectures", [name])), None)
 
 
 def text_component(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -146,13 +151,6 @@ def huggingface_config(components: Mapping[str, Mapping[str, Any]]) -> dict[str,
 
 def _text_table(top: JsonTable) -> JsonTable:
     return top.table("text_config") if "text_config" in top else top
-
-
-def _draft_kind(top: JsonTable) -> DraftKind | None:
-    for kind, architecture in ARCHITECTURES.items():
-        if top.equals("architectures", [architecture]):
-            return kind
-    return None
 
 
 def _require_architecture(top: JsonTable) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ninferd.weights.json_table import JsonTable
 from ninferd.weights.parameters.config_fields import MAX_KERNEL, MAX_LAYERS, MAX_SIZE, float32_value
-from ninferd.weights.parameters.draft_config import ARCHITECTURES
+from ninferd.weights.parameters.draft_config import ARCHITECTURES, DraftTarget
 from ninferd.weights.parameters.geometry import DraftKind
 
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers")
@@ -31,6 +31,12 @@ def draft_component(top: JsonTable, kind: DraftKind) -> dict[str, Any]:
     if "sliding_attention" in layer_types:
         component["sliding_window"] = top.integer("sliding_window", MAX_SIZE)
     return component | {"dflash_config": _dflash(top, kind)}
+
+
+def draft_target(top: JsonTable) -> DraftTarget:
+    """What the checkpoint says of the model that it drafts for; its layers are as many as it knows of."""
+    layers = top.integer("num_target_layers", MAX_LAYERS) if "num_target_layers" in top else MAX_LAYERS
+    return DraftTarget(top.integer("hidden_size", MAX_SIZE), top.integer("vocab_size", MAX_SIZE), layers)
 
 
 def _rope_theta(top: JsonTable) -> float:
