@@ -128,9 +128,6 @@ def _fp8_block(format: str, runs: StackedRuns) -> MatrixLayout:
             copies.append(_block_scales(run, index * block_rows + block, across))
             fills.append(Fill("block_of_row", first_row, partial(_block_numbers, run, block)))
             block, first_row = block + _touched(run), first_row + run.rows
-        if block < block_rows:
-            unused = np.zeros((block_rows - block) * across, np.float32)
-            fills.append(Fill("scales", (index * block_rows + block) * across, unused.copy))
     return MatrixLayout(format, runs.columns, tensors, tuple(copies), tuple(fills))
 
 

@@ -10,7 +10,7 @@ from math import prod
 from ninferd.errors import InputError
 from ninferd.weights.loading.kinds import kind_of, lay_out
 from ninferd.weights.loading.layout import DenseDtype, MatrixLayout, StackedRuns
-from ninferd.weights.loading.plan import MatrixRequest, TextPlan
+from ninferd.weights.loading.plan import EMBEDDING, HEAD, MatrixRequest, TextPlan
 from ninferd.weights.parameters.registry import Parameter
 from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import RowRun, joined
@@ -38,6 +38,45 @@ class ResolvedMatrix:
         """Sorts requests so that files are read from front to back."""
         return min((copy.file_order for layout in self.layouts for copy in layout.copies), default=("", 0))
 
+    def has_rows_of(self, other: ResolvedMatrix) -> bool:
+        """Whether both are made of the same bytes of files."""
+        copies = [layout.copies for layout in self.layouts]
+        is_in_files = all(copy.spans for each in copies for copy in each)
+        return is_in_files and copies == [layout.copies for layout in other.layouts]
+
+
+@dataclass(frozen=True)
+class ResolvedPlan:
+    """All weights of a text model: where they lie, and what they take on a device."""
+
+    matrices: tuple[ResolvedMatrix, ...]  # without the head where it has the embedding's rows
+    arrays: tuple[Parameter, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        """What the loader allocates, to the byte."""
+        return sum(matrix.device_bytes for matrix in self.matrices) + sum(4 * prod(each.shape) for each in self.arrays)
+
+    @property
+    def file_bytes(self) -> int:
+        """What is read of the files for the matrices."""
+        return sum(matrix.file_bytes for matrix in self.matrices)
+
+
+def resolve_plan(source: ModelSource, plan: TextPlan, dense: DenseDtype) -> ResolvedPlan:
+    """Where all weights lie; reads none.
+
+    Raises InputError if a parameter is missing, misshapen, in a format that it cannot have, or left over.
+    """
+    matrices = {request.key: resolve(source, request, dense) for request in plan.matrices}
+    for parameter in plan.arrays:
+        if not source.has(parameter.name):
+            raise InputError(f"{source.path}: parameter {parameter.name} {list(parameter.shape)} is missing")
+    source.require_no_others(plan.parameters | {HEAD})  # a tied model may come with a copy of its embedding
+    if HEAD in matrices and matrices[HEAD].has_rows_of(matrices[EMBEDDING]):
+        del matrices[HEAD]
+    return ResolvedPlan(tuple(matrices.values()), plan.arrays)
+
 
 def resolve(source: ModelSource, request: MatrixRequest, dense: DenseDtype) -> ResolvedMatrix:
     """Where the rows of ``request`` lie; reads nothing.
@@ -60,12 +99,6 @@ def resolve(source: ModelSource, request: MatrixRequest, dense: DenseDtype) -> R
         )
         layouts.append(lay_out(kind, runs, dense))
     return ResolvedMatrix(request.key, tuple(layouts))
-
-
-def execution_bytes(source: ModelSource, plan: TextPlan, dense: DenseDtype) -> int:
-    """Bytes that the plan's weights take on a device, arrays included: what the loader allocates, to the byte."""
-    matrices = sum(resolve(source, request, dense).device_bytes for request in plan.matrices)
-    return matrices + sum(4 * prod(parameter.shape) for parameter in plan.arrays)
 
 
 def _segments(source: ModelSource, parameters: Iterable[Parameter]) -> _Segments:
