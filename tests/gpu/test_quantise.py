@@ -10,6 +10,7 @@ from kernels_numba.quantise import quantiser
 from ninferd.weights.formats.encoders import Nvfp4Method
 from tests.kernels_numba.quantise_cases import (
     CASES,
+    assert_breaks_ties_the_same,
     assert_equals_the_reference,
     assert_has_the_same_limits,
     assert_refuses_the_same,
@@ -33,6 +34,10 @@ def test_bits(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite(device: torch.device, bad: float, is_bf16: bool) -> None:
     assert_refuses_the_same(quantiser(device), bad, is_bf16)
+
+
+def test_ties(device: torch.device) -> None:
+    assert_breaks_ties_the_same(quantiser(device))
 
 
 def test_limits(device: torch.device) -> None:

@@ -45,6 +45,16 @@ def assert_equals_the_reference(
         np.testing.assert_array_equal(_bits(plane), _bits(expected[name]), strict=True)
 
 
+def assert_breaks_ties_the_same(encoders: Encoders) -> None:
+    """Multiples of a small power of two, of which many scales are equally good."""
+    values = np.random.default_rng(13).integers(0, 24, (128, 512)) * np.float32(2.0**-10)
+    values = values.astype(np.float32)
+    codes, scales = encoders.nvfp4(values, 1.0, "least_error")
+    expected_codes, expected_scales = REFERENCE.nvfp4(values, 1.0, "least_error")
+    np.testing.assert_array_equal(scales, expected_scales)
+    np.testing.assert_array_equal(codes, expected_codes)
+
+
 def assert_refuses_the_same(encoders: Encoders, bad: float, is_bf16: bool) -> None:
     values = gaussian(128, 128)
     values[77, 100] = values[90, 3] = bad

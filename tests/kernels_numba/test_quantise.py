@@ -13,6 +13,7 @@ from ninferd.weights.formats.encoders import Encoders, Nvfp4Method
 from tests.kernels_numba.quantise_cases import (
     CASES,
     SHAPES,
+    assert_breaks_ties_the_same,
     assert_equals_the_reference,
     assert_has_the_same_limits,
     assert_refuses_the_same,
@@ -42,6 +43,10 @@ def test_bits(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite(encoders: Encoders, bad: float, is_bf16: bool) -> None:
     assert_refuses_the_same(encoders, bad, is_bf16)
+
+
+def test_ties(encoders: Encoders) -> None:
+    assert_breaks_ties_the_same(encoders)
 
 
 def test_limits(encoders: Encoders) -> None:
