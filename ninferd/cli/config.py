@@ -58,16 +58,17 @@ def run_check(args: argparse.Namespace) -> int:
     """One line per problem on standard error; 0 valid, 2 not."""
     from ninferd.config.layers import load
     from ninferd.config.origin import ConfigError
-    from ninferd.daemon.serving import model_problems, outside_problems
+    from ninferd.daemon.serving import check_model, outside_problems
 
     resolved = load(sources_from_args(args))
     for warning in resolved.warnings:
         print(f"config warning: {warning}", file=sys.stderr)
-    problems = outside_problems(resolved) or model_problems(resolved)
+    problems = outside_problems(resolved)
     if problems:
         raise ConfigError(problems)
+    model_lines = check_model(resolved)
     files = ", ".join(map(str, resolved.files)) or "no file (defaults, environment and command line only)"
-    print(f"configuration is valid; read {files}")
+    print(f"configuration is valid; read {files}", *model_lines, sep="\n")
     return 0
 
 

@@ -1,146 +1,135 @@
-"""What the main process needs to know of an artifact to predict its memory: read from headers, without torch."""
+"""What the main process needs to know of a model to predict its memory and describe it: read without torch."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
+from ninferd.config.groups.model import ModelSettings
+from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
-from ninferd.weights.json_file import read_json_object
-from ninferd.weights.model_types import type_problem
+from ninferd.memory.geometry import KVGeometry, StateGeometry
+from ninferd.weights.artifact.framing import PART_PAYLOAD_START
+from ninferd.weights.artifact.reader import Artifact
+from ninferd.weights.artifact_source import ArtifactSource
+from ninferd.weights.loading.layout import DenseDtype
+from ninferd.weights.loading.plan import TextPlan, text_plan
+from ninferd.weights.loading.resolve import resolve_plan
+from ninferd.weights.locate import artifact_path
+from ninferd.weights.opening import open_model
+from ninferd.weights.parameters.component_configs import model_geometry
+from ninferd.weights.parameters.geometry import AttentionGeometry, GatedDeltaGeometry, TextGeometry
+from ninferd.weights.parameters.huggingface_config import text_component
+from ninferd.weights.profiles import WeightsDescription, describe, require_profile
+from ninferd.weights.source import ModelSource
 
-MAX_CONFIG_BYTES = 4 << 20
-MAX_INDEX_BYTES = 64 << 20
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
-MAX_SHARDS = 10_000
-
-_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_NOT_LOADED = ("mtp.", "visual.", "model.visual.")  # parts of the artifact that the text model does not take
+_FIRST_OF = {
+    "vision": "vision/patch_embedding",
+    "mtp": "mtp/input_projection",
+    "dflash": "dflash/feature_projection",
+    "dflash2": "dflash2/feature_projection",
+    "proposal": "proposal/head",
+}
+"""A parameter by which a component is recognised."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of one artifact of the Qwen3.5 family."""
+    """Sizes and formats of one model; properties raise InputError naming what is missing, misshapen or left over."""
 
-    architecture: str
-    stored_dtype_bytes: int  # per element, of config.json's dtype
-    weight_elements: int  # of the text model
-    weight_stored_bytes: int  # the same in the files
-    attention_layers: int
-    gdn_layers: int
-    kv_heads: int
-    head_dim: int
-    conv_channels: int
-    conv_kernel: int
-    value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    max_position_embeddings: int
+    source: ModelSource
+    text: TextGeometry
+    attention: AttentionGeometry
+    gated_delta: GatedDeltaGeometry
 
+    @classmethod
+    def of(cls, source: ModelSource) -> ModelFacts:
+        """Raises InputError naming the key of the configuration that is missing or cannot be used."""
+        where = str(source.path / "config.json") if source.path.is_dir() else str(source.path)
+        text = model_geometry({"text": text_component(source.config, where)}, where).text
+        if text.attention is None or text.gated_delta is None:
+            raise InputError(
+                f"{where}: layer_types must hold full_attention and linear_attention, as in all models of the family"
+            )
+        return cls(source, text, text.attention, text.gated_delta)
 
-def read_model_facts(directory: Path) -> ModelFacts:
-    """Facts of a Hugging Face directory. Raises InputError naming the file that is missing or cannot be used."""
-    path = directory / "config.json"
-    config = read_json_object(path, MAX_CONFIG_BYTES)
-    nested = config.get("text_config")
-    text = _Fields(nested if isinstance(nested, dict) else config, path)
-    if problem := type_problem(text.values.get("model_type")):
-        raise InputError(f"{path}: model_type {problem}")
-    attention_layers, gdn_layers = _layer_counts(text)
-    key_heads, value_heads = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
-    key_head_dim, value_head_dim = text.count("linear_key_head_dim"), text.count("linear_value_head_dim")
-    tied = bool((config if "tie_word_embeddings" in config else text.values).get("tie_word_embeddings"))
-    elements, stored_bytes = _weight_sizes(directory, skip_head=tied)
-    names = config.get("architectures")
-    return ModelFacts(
-        architecture=str(names[0]) if isinstance(names, list) and names else str(text.values.get("model_type", "")),
-        stored_dtype_bytes=stored_bytes // max(1, elements),
-        weight_elements=elements,
-        weight_stored_bytes=stored_bytes,
-        attention_layers=attention_layers,
-        gdn_layers=gdn_layers,
-        kv_heads=text.count("num_key_value_heads"),
-        head_dim=text.count("head_dim"),
-        conv_channels=2 * key_heads * key_head_dim + value_heads * value_head_dim,
-        conv_kernel=text.count("linear_conv_kernel_dim"),
-        value_heads=value_heads,
-        key_head_dim=key_head_dim,
-        value_head_dim=value_head_dim,
-        max_position_embeddings=text.count("max_position_embeddings"),
-    )
+    @classmethod
+    def read(cls, model: ModelSettings) -> ModelFacts:
+        """Of the configured model; InputError also for one that is not stored as ``model.weights_profile`` asserts."""
+        facts = cls.of(open_model(artifact_path(model.artifact)))
+        if model.weights_profile != "auto":
+            require_profile(facts.weights, model.weights_profile, str(facts.source.path))
+        return facts
 
+    @property
+    def architecture(self) -> str:
+        names = self.source.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "Qwen3.5 family"
 
-@dataclass(frozen=True)
-class _Fields:
-    values: Mapping[str, Any]
-    path: Path
+    @cached_property
+    def plan(self) -> TextPlan:
+        return text_plan(self.text)
 
-    def count(self, name: str) -> int:
-        value = self.values.get(name)
-        if type(value) is not int or value < 1:
-            raise InputError(f"{self.path}: {name} must be a positive integer, found {value!r}")
-        return value
+    @cached_property
+    def weights(self) -> WeightsDescription:
+        return describe(self.source, self.plan)
 
+    def weights_bytes(self, dense: DenseDtype) -> int:
+        """What the engine loads, to the byte; plain values become ``dense``."""
+        return resolve_plan(self.source, self.plan, dense).device_bytes
 
-def _layer_counts(text: _Fields) -> tuple[int, int]:
-    """(attention, gated-delta) layers."""
-    layers = text.count("num_hidden_layers")
-    types = text.values.get("layer_types")
-    if isinstance(types, list):
-        attention = types.count("full_attention")
-    else:
-        attention = layers // text.count("full_attention_interval")
-    return attention, layers - attention
+    def kv_geometry(self, element_bytes: int) -> KVGeometry:
+        layers = self.text.layer_types.count("full_attention")
+        return KVGeometry(layers, self.attention.kv_heads, self.attention.head_dim, element_bytes)
 
+    def state_geometry(self, conv_element_bytes: int) -> StateGeometry:
+        delta = self.gated_delta
+        return StateGeometry(
+            gdn_layers=self.text.layer_types.count("linear_attention"),
+            conv_channels=delta.conv_channels,
+            conv_history=delta.conv_kernel - 1,
+            conv_element_bytes=conv_element_bytes,
+            value_heads=delta.value_heads,
+            key_head_dim=delta.key_dim,
+            value_head_dim=delta.value_dim,
+        )
 
-def _weight_sizes(directory: Path, *, skip_head: bool) -> tuple[int, int]:
-    """(elements, stored bytes) of every float tensor that the text model loads."""
-    elements = stored_bytes = 0
-    for shard in _shards(directory):
-        for name, dtype, shape in _tensors(shard):
-            if name.startswith(_NOT_LOADED) or (skip_head and name.startswith("lm_head.")):
-                continue
-            size = prod(shape)
-            elements += size
-            stored_bytes += size * _ELEMENT_BYTES.get(dtype, 1)
-    return elements, stored_bytes
+    def lines(self) -> list[str]:
+        """The container with its components, and the formats of the weights."""
+        return [self.container_line, f"weights {self.weights.name}: {self.weights.summary()}"]
+
+    @property
+    def container_line(self) -> str:
+        others = [name for name in self._components() if name != "text"]
+        unused = f"; stored but not loaded: {', '.join(others)}" if others else ""
+        return f"{self._container()}; loaded: text{unused}"
+
+    def _container(self) -> str:
+        if isinstance(self.source, ArtifactSource):
+            return container_text(self.source.artifact)
+        return "Hugging Face directory"
+
+    def _components(self) -> list[str]:
+        """Ids of what is stored, also of components that are unknown here."""
+        named = self.source.components if isinstance(self.source, ArtifactSource) else ("text",)
+        found = [name for name, parameter in _FIRST_OF.items() if self.source.has(parameter)]
+        return list(dict.fromkeys((*named, *found)))
 
 
-def _shards(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return [directory / "model.safetensors"]
-    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise InputError(f"{index}: weight_map must be an object of tensor names and file names")
-    names = {str(name) for name in weight_map.values()}
-    if len(names) > MAX_SHARDS:
-        raise InputError(f"{index}: names {len(names)} files, at most {MAX_SHARDS} are accepted")
-    return [directory / name for name in sorted(names)]
+def container_text(artifact: Artifact) -> str:
+    """``artifact version 3, 2 files of 40.1 GiB``."""
+    continued = sum(PART_PAYLOAD_START + file.payload_bytes for file in artifact.files[1:])
+    size = format_bytes(artifact.entry_bytes + continued)
+    count = len(artifact.files)
+    return f"artifact version {artifact.version}, {f'{count} files of ' if count > 1 else ''}{size}"
 
 
-def _tensors(shard: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """(name, dtype, shape) of a file's tensors; also checks that the file is as long as its header says."""
-    try:
-        with shard.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > MAX_HEADER_BYTES:
-                raise InputError(f"{shard}: is not a safetensors file: header of {length} bytes")
-            header = json.loads(file.read(length))
-        size = shard.stat().st_size
-    except OSError as error:
-        raise InputError(f"{shard}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{shard}: is not a safetensors file: {error}") from error
-    try:
-        tensors = [(name, entry["dtype"], entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
-        raise InputError(f"{shard}: is not a safetensors file: broken header") from error
-    if size < 8 + length + end:
-        raise InputError(f"{shard}: is cut short: {size} bytes, its header needs {8 + length + end}")
-    yield from tensors
+def dense_dtype(configured: str, config: Mapping[str, Any], *, on_cpu: bool) -> DenseDtype:
+    """What plain weights become with ``engine.dtype``: ``auto`` is float32 on the CPU, else what the model declares."""
+    if configured == "auto" and not on_cpu:
+        text = config.get("text_config", config)
+        configured = text.get("dtype", text.get("torch_dtype", config.get("dtype")))
+        return "<f4" if configured == "float32" else "<u2"
+    return "<u2" if configured == "bfloat16" else "<f4"

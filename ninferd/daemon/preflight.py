@@ -6,21 +6,18 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ninferd.config.schema import Settings
 from ninferd.daemon.gpu_info import GpuDevice, GpuReport, read_gpus
 from ninferd.daemon.memory_info import HostMemory, read_host_memory
-from ninferd.daemon.model_facts import ModelFacts, read_model_facts
+from ninferd.daemon.model_facts import ModelFacts, dense_dtype
 from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError, NinferError
 from ninferd.memory.budget import HEADROOM_BYTES, CapacityPlan, CapacityRequest, plan_capacity
 from ninferd.memory.errors import CapacityError
-from ninferd.memory.geometry import KVGeometry, StateGeometry
-from ninferd.weights.locate import artifact_directory
 
 _KV_BYTES = {"bf16": 2, "fp32": 4}
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_DENSE_BYTES = {"<f4": 4, "<u2": 2}
 
 
 class DoesNotFitError(NinferError):
@@ -46,7 +43,6 @@ class PreflightReport:
     """A configuration that fits, and its plan. Bytes."""
 
     artifact: str
-    directory: Path
     model: ModelFacts
     device: GpuDevice | None  # None: the CPU
     machine: Machine
@@ -69,7 +65,8 @@ class PreflightReport:
         for label, size in rows:
             text = format_bytes(size)
             table.append(f"  {label:32}{text if host else '-':>12}{text if device else '-':>12}")
-        return [f"{self.artifact} ({self.model.architecture}) on {self._where()}", *table, *self._machine_lines()]
+        title = f"{self.artifact} ({self.model.architecture}) on {self._where()}"
+        return [title, *(f"  {line}" for line in self.model.lines()), *table, *self._machine_lines()]
 
     @property
     def available_bytes(self) -> int:
@@ -103,31 +100,30 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
     ``reclaimable_bytes`` is what the engine that is to be replaced will give back. Raises InputError for an artifact,
     a context length or a device that cannot be used and DoesNotFitError, with the numbers.
     """
-    directory = artifact_directory(settings.model.artifact)
-    model = read_model_facts(directory)
+    model = ModelFacts.read(settings.model)
     _require_context(settings, model)
     device = choose_device(settings, machine)
     available = (machine.host.available_bytes if device is None else device.free_bytes) + reclaimable_bytes
-    element_bytes = _weight_element_bytes(settings, model, device)
-    weights_bytes = model.weight_elements * element_bytes
+    dense = dense_dtype(settings.engine.dtype, model.source.config, on_cpu=device is None)
+    weights_bytes = model.weights_bytes(dense)
     place = "host memory" if device is None else f"memory of device {device.index}"
     if weights_bytes > available:
         raise DoesNotFitError(
-            f"model.artifact: the weights of {directory} need {format_bytes(weights_bytes)} of {place}, "
+            f"model.artifact: the weights of {model.source.path} need {format_bytes(weights_bytes)} of {place}, "
             f"available: {format_bytes(available)}"
         )
     request = CapacityRequest(
         max_context_tokens=settings.engine.max_context,
         max_concurrency=settings.engine.max_concurrency,
         kv_capacity=settings.engine.kv_capacity,
-        kv=kv_geometry(model, _KV_BYTES[settings.engine.kv_dtype]),
-        state=state_geometry(model, element_bytes),
+        kv=model.kv_geometry(_KV_BYTES[settings.engine.kv_dtype]),
+        state=model.state_geometry(_DENSE_BYTES[dense]),
     )
     try:
         plan = plan_capacity(request, available - weights_bytes, host=device is None)
     except CapacityError as error:
         raise DoesNotFitError(str(error)) from error
-    return PreflightReport(settings.model.artifact, directory, model, device, machine, weights_bytes, plan)
+    return PreflightReport(settings.model.artifact, model, device, machine, weights_bytes, plan)
 
 
 def choose_device(settings: Settings, machine: Machine) -> GpuDevice | None:
@@ -144,38 +140,15 @@ def choose_device(settings: Settings, machine: Machine) -> GpuDevice | None:
     return machine.gpus.devices[index]
 
 
-def kv_geometry(model: ModelFacts, element_bytes: int) -> KVGeometry:
-    return KVGeometry(model.attention_layers, model.kv_heads, model.head_dim, element_bytes)
-
-
-def state_geometry(model: ModelFacts, conv_element_bytes: int) -> StateGeometry:
-    return StateGeometry(
-        gdn_layers=model.gdn_layers,
-        conv_channels=model.conv_channels,
-        conv_history=model.conv_kernel - 1,
-        conv_element_bytes=conv_element_bytes,
-        value_heads=model.value_heads,
-        key_head_dim=model.key_head_dim,
-        value_head_dim=model.value_head_dim,
-    )
-
-
 def torch_has_cuda() -> bool:
     """Whether the installed torch is not a CPU build, without importing it."""
     return not importlib.metadata.version("torch").endswith("+cpu")
 
 
 def _require_context(settings: Settings, model: ModelFacts) -> None:
-    longest = int(model.max_position_embeddings * settings.engine.rope_scaling_factor)
+    longest = int(model.text.max_position_embeddings * settings.engine.rope_scaling_factor)
     if settings.engine.max_context > longest:
         raise InputError(
             f"engine.max_context is {settings.engine.max_context} tokens, this model reaches {longest} "
-            f"({model.max_position_embeddings} positions x engine.rope_scaling_factor)"
+            f"({model.text.max_position_embeddings} positions x engine.rope_scaling_factor)"
         )
-
-
-def _weight_element_bytes(settings: Settings, model: ModelFacts, device: GpuDevice | None) -> int:
-    """Bytes per weight once loaded: ``auto`` is the checkpoint's type on a GPU and float32 on the CPU."""
-    if settings.engine.dtype == "auto":
-        return 4 if device is None else model.stored_dtype_bytes
-    return _DTYPE_BYTES[settings.engine.dtype]

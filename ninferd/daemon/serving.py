@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ninferd.api.context import ConfigStatus
 from ninferd.chat.frontend import ChatFrontend
@@ -15,11 +13,10 @@ from ninferd.config.origin import ConfigError, Problem
 from ninferd.config.reload import Change
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys, load_api_keys
+from ninferd.daemon.model_facts import ModelFacts
 from ninferd.errors import InputError
-from ninferd.weights.json_file import read_bounded, read_json_object
 from ninferd.weights.locate import artifact_path
 from ninferd.weights.opening import open_model
-from ninferd.weights.resources import MAX_RESOURCE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -61,30 +58,23 @@ def outside_problems(resolved: ResolvedConfig) -> list[Problem]:
     return problems
 
 
-def model_problems(resolved: ResolvedConfig) -> list[Problem]:
-    """What only shows when the tokenizer and the template are read and tried; the model must be there."""
+def check_model(resolved: ResolvedConfig) -> list[str]:
+    """What the model is, in lines, after its tokenizer, template and directory of weights were read and tried.
+
+    Raises ConfigError with what only shows then. No weight is read.
+    """
+    settings = resolved.settings
     try:
-        load_frontend(resolved.settings)
+        facts = ModelFacts.read(settings.model)
+        facts.weights_bytes("<f4")
+        load_frontend(settings)
+        return facts.lines()
     except InputError as error:
-        return [Problem(str(resolved.origin("model.artifact")), None, str(error))]
-    return []
+        raise ConfigError([Problem(str(resolved.origin("model.artifact")), None, str(error))]) from error
 
 
 def load_frontend(settings: Settings) -> ChatFrontend:
-    path = artifact_path(settings.model.artifact)
-    return ChatFrontend.load(_Directory(path) if path.is_dir() else open_model(path), settings)
-
-
-@dataclass(frozen=True)
-class _Directory:
-    path: Path
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return read_json_object(self.path / "config.json", 4 << 20)
-
-    def resource(self, name: str) -> bytes | None:
-        return read_bounded(self.path / name, MAX_RESOURCE_BYTES) if (self.path / name).exists() else None
+    return ChatFrontend.load(open_model(artifact_path(settings.model.artifact)), settings)
 
 
 def first_serving(resolved: ResolvedConfig) -> Serving:

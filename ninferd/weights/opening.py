@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ninferd.weights.artifact_source import ArtifactSource
+from ninferd.weights.huggingface.source import HuggingFaceSource
 from ninferd.weights.source import ModelSource
 
 
@@ -13,6 +14,4 @@ def open_model(path: Path) -> ModelSource:
 
     Raises InputError naming the file and what is wrong with it.
     """
-    if path.is_dir():
-        raise NotImplementedError
-    return ArtifactSource.open(path)
+    return HuggingFaceSource.open(path) if path.is_dir() else ArtifactSource.open(path)

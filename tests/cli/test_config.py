@@ -13,17 +13,23 @@ from ninferd.cli import main
 from ninferd.config.layers import load
 from ninferd.config.reload import diff
 from ninferd.config.running import write_running
-from ninferd.weights.locate import artifact_directory
 from tests.config.support import MODEL, sources
+from tests.support.frontends import tiny_directory
 
 Output = pytest.CaptureFixture[str]
 
 
+_MODEL_LINES = (
+    "Hugging Face directory; loaded: text; stored but not loaded: mtp\n"
+    "weights bf16: embedding bf16; gdn bf16 in 6; mlp bf16 in 8; attention bf16 in 2; a/b separate\n"
+)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    """A base file whose model has all that is read without its weights."""
+    """A base file whose model is a directory that may be changed."""
     directory = tmp_path / "model"
-    shutil.copytree(artifact_directory("embedded:ninfer-tiny"), directory, ignore=lambda *_: {"model.safetensors"})
+    shutil.copytree(tiny_directory(), directory)
     return f'[model]\nartifact = "{directory}"\n'
 
 
@@ -41,7 +47,7 @@ def test_check_names_the_files_it_read(tmp_path: Path, model: str, capsys: Outpu
     sources(tmp_path, model, conf_d={"1": "[log]\nlevel = 'debug'\n"})
     assert main(["check", *_base(tmp_path)]) == 0
     assert capsys.readouterr() == (
-        f"configuration is valid; read {tmp_path}/ninferd.toml, {tmp_path}/conf.d/1.toml\n",
+        f"configuration is valid; read {tmp_path}/ninferd.toml, {tmp_path}/conf.d/1.toml\n{_MODEL_LINES}",
         "",
     )
 
@@ -50,7 +56,7 @@ def test_check_without_any_file(tmp_path: Path, model: str, capsys: Output, monk
     monkeypatch.setattr("ninferd.cli.options.DEFAULT_BASE_FILE", tmp_path / "ninferd.toml")
     assert main(["check", "--set", f"model.artifact={tmp_path}/model"]) == 0
     assert capsys.readouterr().out == (
-        "configuration is valid; read no file (defaults, environment and command line only)\n"
+        f"configuration is valid; read no file (defaults, environment and command line only)\n{_MODEL_LINES}"
     )
 
 
@@ -93,6 +99,23 @@ def test_check_tries_the_template(tmp_path: Path, model: str, capsys: Output) ->
     assert main(["check", *_base(tmp_path)]) == 2
     problem = capsys.readouterr().err
     assert problem.startswith(f"config error: {tmp_path}/ninferd.toml:2: {tmp_path}/model/chat_template.jinja: ")
+
+
+def test_check_looks_for_the_weights(tmp_path: Path, model: str, capsys: Output) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    sources(tmp_path, model)
+    assert main(["check", *_base(tmp_path)]) == 2
+    problem = capsys.readouterr().err
+    assert problem.startswith(f"config error: {tmp_path}/ninferd.toml:2: {tmp_path}/model: holds neither model.safe")
+
+
+def test_check_asserts_the_profile_of_the_weights(tmp_path: Path, model: str, capsys: Output) -> None:
+    sources(tmp_path, model + "weights_profile = 'bf16'\n")
+    assert main(["check", *_base(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["check", *_base(tmp_path), "--weights-profile", "qwen36-nvfp4"]) == 2
+    problem = capsys.readouterr().err
+    assert "model.weights_profile is qwen36-nvfp4, but the weights are bf16: embedding: expected q8_g32_fp16" in problem
 
 
 def test_show_prints_toml_that_parses(tmp_path: Path, capsys: Output) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from ninferd.weights.locate import artifact_directory
 from tests.daemon.http_client import WAIT_S, ChatClient
+from tests.support.frontends import tiny_directory
 
 NINFERD = Path(sys.executable).with_name("ninferd")
 
@@ -135,7 +135,7 @@ def free_port() -> int:
 
 def endless_model(directory: Path) -> Path:
     """The embedded model with an end token that it never produces, so that a stream lasts as long as asked for."""
-    shutil.copytree(artifact_directory("embedded:ninfer-tiny"), directory)
+    shutil.copytree(tiny_directory(), directory)
     path = directory / "generation_config.json"
     unused_id = json.loads((directory / "config.json").read_text())["vocab_size"] - 1
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": unused_id}))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,20 @@ import pytest
 import torch
 
 from ninferd.config.schema import Settings
-from ninferd.daemon.model_facts import MAX_HEADER_BYTES, read_model_facts
-from ninferd.daemon.preflight import kv_geometry, state_geometry
+from ninferd.daemon.model_facts import ModelFacts, dense_dtype
 from ninferd.engine.build import capacity_request
 from ninferd.errors import InputError
 from ninferd.models import load_text_model
-from tests.daemon.artifacts import CONFIG, write_artifact, write_safetensors
+from ninferd.weights.opening import open_model
+from tests.daemon.artifacts import CONFIG, loaded_bytes, text_tensors, write_artifact, write_safetensors
 from tests.support.checkpoints import MOE, TEXT, nested, write_random_checkpoint
+from tests.weights.raw_artifact import RawArtifact
+
+SMALL = CONFIG | {"vocab_size": 256, "hidden_size": 128}
+
+
+def facts(path: Path) -> ModelFacts:
+    return ModelFacts.of(open_model(path))
 
 
 @pytest.mark.parametrize(
@@ -25,96 +33,127 @@ from tests.support.checkpoints import MOE, TEXT, nested, write_random_checkpoint
 def test_sizes_are_those_of_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
     """The torch-free reading of headers predicts what the engine allocates, byte for byte in float32."""
     write_random_checkpoint(tmp_path, config, seed=1)
-    facts = read_model_facts(tmp_path)
+    model_facts = facts(tmp_path)
     model = load_text_model(tmp_path, torch.device("cpu"), torch.float32, lambda _done, _total: None)
     request = capacity_request(
         Settings.from_layers([{"model": {"artifact": "x"}}]), model.config, torch.float32, torch.bfloat16
     )
-    assert facts.weight_elements * 4 == model.weights_bytes
-    assert kv_geometry(facts, 2) == request.kv
-    assert state_geometry(facts, 4) == request.state
-    assert facts.max_position_embeddings == model.config.max_position_embeddings
+    assert model_facts.weights_bytes("<f4") == model.weights_bytes
+    assert model_facts.kv_geometry(2) == request.kv
+    assert model_facts.state_geometry(4) == request.state
+    assert model_facts.text.max_position_embeddings == model.config.max_position_embeddings
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sizes_of_plain_weights(tmp_path: Path, tied: bool) -> None:
+    config = SMALL | {"tie_word_embeddings": tied}
+    model_facts = facts(write_artifact(tmp_path, config, text_tensors(config)))
+    assert model_facts.weights_bytes("<f4") == loaded_bytes(config, 4)
+    assert model_facts.weights_bytes("<u2") == loaded_bytes(config, 2)
+
+
+def test_vision_and_draft_weights_are_not_counted(tmp_path: Path) -> None:
+    before = facts(write_artifact(tmp_path, SMALL, text_tensors(SMALL)))
+    size, lines = before.weights_bytes("<f4"), before.lines()
+    assert lines[0] == "Hugging Face directory; loaded: text"
+    others = {
+        "mtp.fc.weight": ("BF16", [128, 256]),
+        "model.visual.patch_embed.proj.weight": ("BF16", [8, 3, 2, 16, 16]),
+    }
+    after = facts(write_artifact(tmp_path, SMALL, {**text_tensors(SMALL), **others}))
+    assert after.weights_bytes("<f4") == size
+    assert after.lines()[0] == "Hugging Face directory; loaded: text; stored but not loaded: mtp"
+
+
+def test_formats_are_described(tmp_path: Path) -> None:
+    assert facts(write_artifact(tmp_path, SMALL, text_tensors(SMALL))).lines()[1] == (
+        "weights bf16: embedding bf16; gdn bf16 in 3; mlp bf16 in 4; attention bf16 in 1; a/b separate"
+    )
+
+
+def test_an_artifact_is_described_by_its_container(tmp_path: Path) -> None:
+    raw = RawArtifact()
+    raw.components |= {"vision": {"config": {}}, "ngram": {"config": {}}}
+    raw.tensor("x", [2, 2], "bf16", bytes(8))
+    raw.bind_whole("proposal/head", "x")
+    source = open_model(raw.write(tmp_path / "m.ninfer"))
+    assert ModelFacts.of(source).container_line == (
+        "artifact version 3, 4.0 KiB; loaded: text; stored but not loaded: vision, ngram, proposal"
+    )
+
+
+def test_all_shards_of_an_index_are_read(tmp_path: Path) -> None:
+    write_artifact(tmp_path, SMALL, {})
+    (tmp_path / "model.safetensors").unlink()
+    tensors = text_tensors(SMALL)
+    weight_map = {name: f"{index % 2}.safetensors" for index, name in enumerate(tensors)}
+    for shard in ("0.safetensors", "1.safetensors"):
+        write_safetensors(tmp_path / shard, {name: tensors[name] for name in tensors if weight_map[name] == shard})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert facts(tmp_path).weights_bytes("<f4") == loaded_bytes(SMALL, 4)
+
+
+def test_layers_by_interval(tmp_path: Path) -> None:
+    config = {key: value for key, value in SMALL.items() if key != "layer_types"}
+    write_artifact(tmp_path, config | {"num_hidden_layers": 9, "full_attention_interval": 4}, {})
+    layers = facts(tmp_path)
+    assert (layers.kv_geometry(2).attention_layers, layers.state_geometry(4).gdn_layers) == (2, 7)
 
 
 def test_another_family_is_refused_by_its_type(tmp_path: Path) -> None:
     """Before any of its missing keys is."""
-    write_artifact(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4}, {})
-    with pytest.raises(InputError, match=r"config\.json: model_type is 'llama'; supported: qwen3_5, qwen3_5_text, "):
-        read_model_facts(tmp_path)
+    write_artifact(tmp_path, {"model_type": "llama", "num_hidden_layers": 4}, {})
+    with pytest.raises(InputError, match=r"config\.json: model_type .*llama"):
+        facts(tmp_path)
 
 
-def test_vision_and_draft_weights_are_not_counted(tmp_path: Path) -> None:
-    weights = {
-        "model.language_model.norm.weight": ("BF16", [10]),
-        "model.visual.patch.weight": ("BF16", [1000]),
-        "mtp.fc.weight": ("BF16", [1000]),
-        "lm_head.weight": ("F32", [4, 5]),
-    }
-    write_artifact(tmp_path, CONFIG | {"tie_word_embeddings": False}, weights)
-    facts = read_model_facts(tmp_path)
-    assert (facts.weight_elements, facts.weight_stored_bytes) == (30, 10 * 2 + 20 * 4)
+def test_layers_of_one_kind_only_are_refused(tmp_path: Path) -> None:
+    write_artifact(tmp_path, SMALL | {"layer_types": ["full_attention"] * 4}, {})
+    with pytest.raises(InputError, match=r"config\.json: layer_types must hold full_attention and linear_attention"):
+        facts(tmp_path)
 
 
-def test_all_shards_of_an_index_are_read(tmp_path: Path) -> None:
-    write_artifact(tmp_path, CONFIG, {})
-    (tmp_path / "model.safetensors").unlink()
-    write_safetensors(tmp_path / "a.safetensors", {"x": ("F32", [3])})
-    write_safetensors(tmp_path / "b.safetensors", {"y": ("F32", [4])})
-    weight_map = {"x": "a.safetensors", "y": "b.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert read_model_facts(tmp_path).weight_elements == 7
-
-
-def test_layers_by_interval(tmp_path: Path) -> None:
-    config = {key: value for key, value in CONFIG.items() if key != "layer_types"}
-    write_artifact(tmp_path, config | {"num_hidden_layers": 9, "full_attention_interval": 4}, {})
-    facts = read_model_facts(tmp_path)
-    assert (facts.attention_layers, facts.gdn_layers) == (2, 7)
-
-
-@pytest.mark.parametrize("value", [None, 0, -1, "4", True, 1.5])
+@pytest.mark.parametrize("value", [0, -1, "4", True, 1.5])
 def test_unusable_config_value_is_named(tmp_path: Path, value: object) -> None:
-    write_artifact(tmp_path, CONFIG | {"head_dim": value}, {})
-    with pytest.raises(InputError, match=r"config.json: head_dim must be a positive integer"):
-        read_model_facts(tmp_path)
-
-
-def test_missing_weights_are_named(tmp_path: Path) -> None:
-    write_artifact(tmp_path, CONFIG, {})
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model.safetensors: cannot be read: No such file"):
-        read_model_facts(tmp_path)
-
-
-def test_truncated_weights_are_named_with_sizes(tmp_path: Path) -> None:
-    write_artifact(tmp_path, CONFIG, {"x": ("F32", [8])})
-    path = tmp_path / "model.safetensors"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(InputError, match=f"is cut short: {len(whole) - 1} bytes, its header needs {len(whole)}"):
-        read_model_facts(tmp_path)
+    write_artifact(tmp_path, SMALL | {"head_dim": value}, {})
+    with pytest.raises(InputError, match=r"config\.json: head_dim must be an integer from 1 to"):
+        facts(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("change", "message"),
     [
-        b"",
-        b"garbage, not a header",
-        (MAX_HEADER_BYTES + 1).to_bytes(8, "little"),
-        (2).to_bytes(8, "little") + b"[]",
-        (11).to_bytes(8, "little") + b'{"x":{"a":1',
-        (13).to_bytes(8, "little") + b'{"x":{"a":1}}',
+        (lambda tensors: tensors.pop("model.norm.weight"), r"final_norm \[128\] is missing"),
+        (lambda tensors: tensors.update(extra=("F32", [3])), r"unexpected tensors: extra"),
+        (
+            lambda tensors: tensors.update({"model.embed_tokens.weight": ("F32", [255, 128])}),
+            r"embed_tokens\.weight",
+        ),
+    ],
+    ids=["missing", "left over", "shape"],
+)
+def test_weights_that_are_not_the_models(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    tensors = text_tensors(SMALL)
+    change(tensors)
+    with pytest.raises(InputError, match=message):
+        facts(write_artifact(tmp_path, SMALL, tensors)).weights_bytes("<f4")
+
+
+@pytest.mark.parametrize(
+    ("configured", "config", "on_cpu", "dense"),
+    [
+        ("auto", {"dtype": "bfloat16"}, True, "<f4"),
+        ("bfloat16", {}, True, "<u2"),
+        ("float32", {"dtype": "bfloat16"}, False, "<f4"),
+        ("auto", {"dtype": "float32"}, False, "<f4"),
+        ("auto", {"torch_dtype": "float16"}, False, "<u2"),
+        ("auto", {"text_config": {"dtype": "float32"}}, False, "<f4"),
+        ("auto", {"dtype": "float32", "text_config": {}}, False, "<f4"),
+        ("auto", {}, False, "<u2"),
     ],
 )
-def test_file_that_is_no_safetensors_is_named(tmp_path: Path, content: bytes) -> None:
-    write_artifact(tmp_path, CONFIG, {})
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=r"model.safetensors: is not a safetensors file"):
-        read_model_facts(tmp_path)
-
-
-def test_index_without_a_map_is_named(tmp_path: Path) -> None:
-    write_artifact(tmp_path, CONFIG, {})
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(InputError, match="weight_map must be an object"):
-        read_model_facts(tmp_path)
+def test_types_of_plain_weights(configured: str, config: dict[str, Any], on_cpu: bool, dense: str) -> None:
+    """The same cases as the engine's own rule in tests/engine/test_build.py."""
+    assert dense_dtype(configured, config, on_cpu=on_cpu) == dense

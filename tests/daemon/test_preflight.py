@@ -7,14 +7,16 @@ import pytest
 from ninferd.daemon.gpu_info import GpuDevice, GpuReport
 from ninferd.daemon.memory_info import HostMemory
 from ninferd.daemon.preflight import DoesNotFitError, Machine, choose_device, run_preflight
+from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
 from ninferd.memory.budget import HEADROOM_BYTES
-from tests.daemon.artifacts import CONFIG, write_artifact
+from tests.daemon.artifacts import CONFIG, loaded_bytes, text_tensors, write_artifact
 from tests.daemon.support import settings
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE_BYTES = 2 * 2 * 256 * 64 * 2  # K and V, 2 heads of 256, 64 tokens, bf16
 SLOT_BYTES = 3 * (1024 * 3 * 4 + 4 * 128 * 128 * 4)  # 3 layers: float32 conv history of 2*256+512 channels, state
+WEIGHTS = {"float32": loaded_bytes(CONFIG, 4), "bfloat16": loaded_bytes(CONFIG, 2)}
 NO_GPU = GpuReport(problem="NVML: no device")
 
 
@@ -28,15 +30,15 @@ def gpu(free: int, index: int = 0) -> GpuDevice:
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    """128 Mi elements in bf16: 256 MiB in the file, 512 MiB in float32."""
-    return write_artifact(tmp_path, CONFIG, {"model.embed_tokens.weight": ("BF16", [128 * MIB])})
+    """Some 133 Mi elements in bf16: 530 MiB in float32."""
+    return write_artifact(tmp_path, CONFIG, text_tensors())
 
 
 def test_plan_on_the_cpu(artifact: Path) -> None:
     engine: dict[str, object] = {"max_context": 1000, "max_concurrency": 2}
     report = run_preflight(settings(str(artifact), engine=engine), machine())
     assert report.device is None
-    assert report.weights_bytes == 512 * MIB
+    assert report.weights_bytes == WEIGHTS["float32"]
     assert report.capacity.kv_bytes == 16 * PAGE_BYTES
     assert report.capacity.state_bytes == 2 * SLOT_BYTES
 
@@ -44,8 +46,10 @@ def test_plan_on_the_cpu(artifact: Path) -> None:
 def test_table_says_what_goes_where(artifact: Path) -> None:
     text = "\n".join(run_preflight(settings(str(artifact)), machine()).lines())
     assert f"{artifact} (Qwen3_5ForCausalLM) on the CPU" in text
-    rows = {line[:34].strip(): line[34:].split() for line in text.splitlines()[2:]}
-    assert rows["weights"] == ["512.0", "MiB", "-"]
+    assert "Hugging Face directory; loaded: text" in text
+    assert "weights bf16: embedding bf16; gdn bf16 in 3; mlp bf16 in 4; attention bf16 in 1; a/b separate" in text
+    rows = {line[:34].strip(): line[34:].split() for line in text.splitlines()[4:]}
+    assert rows["weights"] == [*format_bytes(WEIGHTS["float32"]).split(), "-"]
     assert rows["KV cache, 8,192 tokens"] == ["16.0", "MiB", "-"]
     assert rows["available"] == ["64.0", "GiB", "-"]
     assert "host: 64.0 GiB of 128.0 GiB free, 8.0 MiB lockable" in text
@@ -59,29 +63,32 @@ def test_table_names_the_limit_of_the_control_group(artifact: Path) -> None:
 
 def test_plan_on_a_gpu_keeps_the_stored_type(artifact: Path) -> None:
     report = run_preflight(settings(str(artifact)), machine(gpus=GpuReport("575.1", (gpu(20 * GIB),))))
-    assert report.weights_bytes == 256 * MIB
+    assert report.weights_bytes == WEIGHTS["bfloat16"]
     text = "\n".join(report.lines())
     assert "on device 0: Card, sm_120, driver 575.1" in text
     assert "GPU 0 Card: 20.0 GiB of 32.0 GiB free" in text
-    assert any(line.split()[:4] == ["weights", "-", "256.0", "MiB"] for line in text.splitlines())
+    expected = ["weights", "-", *format_bytes(WEIGHTS["bfloat16"]).split()]
+    assert any(line.split() == expected for line in text.splitlines())
 
 
-@pytest.mark.parametrize(("dtype", "weights"), [("float32", 512 * MIB), ("bfloat16", 256 * MIB)])
-def test_explicit_type_decides(artifact: Path, dtype: str, weights: int) -> None:
-    assert run_preflight(settings(str(artifact), engine={"dtype": dtype}), machine()).weights_bytes == weights
+@pytest.mark.parametrize("dtype", WEIGHTS)
+def test_explicit_type_decides(artifact: Path, dtype: str) -> None:
+    assert run_preflight(settings(str(artifact), engine={"dtype": dtype}), machine()).weights_bytes == WEIGHTS[dtype]
 
 
 def test_weights_that_do_not_fit_are_refused_with_numbers(artifact: Path) -> None:
-    with pytest.raises(DoesNotFitError, match=r"need 512.0 MiB of host memory, available: 500.0 MiB"):
+    with pytest.raises(
+        DoesNotFitError, match=rf"need {format_bytes(WEIGHTS['float32'])} of host memory, available: 500.0 MiB"
+    ):
         run_preflight(settings(str(artifact)), machine(host=500 * MIB))
 
 
 def test_caches_that_do_not_fit_are_refused_with_numbers(artifact: Path) -> None:
     needed = 128 * PAGE_BYTES + SLOT_BYTES + HEADROOM_BYTES
-    fits = machine(host=512 * MIB + needed)
+    fits = machine(host=WEIGHTS["float32"] + needed)
     assert run_preflight(settings(str(artifact)), fits).capacity.pages == 128
     with pytest.raises(DoesNotFitError, match="caches do not fit: 128 pages"):
-        run_preflight(settings(str(artifact)), machine(host=512 * MIB + needed - 1))
+        run_preflight(settings(str(artifact)), machine(host=WEIGHTS["float32"] + needed - 1))
 
 
 def test_what_the_running_engine_gives_back_counts(artifact: Path) -> None:
@@ -90,7 +97,9 @@ def test_what_the_running_engine_gives_back_counts(artifact: Path) -> None:
 
 def test_free_device_memory_counts_not_host_memory(artifact: Path) -> None:
     small = machine(gpus=GpuReport("575.1", (gpu(100 * MIB),)))
-    with pytest.raises(DoesNotFitError, match=r"need 256.0 MiB of memory of device 0, available: 100.0 MiB"):
+    with pytest.raises(
+        DoesNotFitError, match=rf"need {format_bytes(WEIGHTS['bfloat16'])} of memory of device 0, available: 100.0 MiB"
+    ):
         run_preflight(settings(str(artifact)), small)
 
 

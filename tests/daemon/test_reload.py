@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from ninferd.daemon.reload import Reloader, keep_process_values
 from ninferd.daemon.serving import Serving, first_serving, load_config
 from ninferd.engine.messages import EngineInfo
 from ninferd.weights.identity import model_identity
-from ninferd.weights.locate import artifact_directory
 from tests.daemon.fake_engine import INFO
 from tests.daemon.support import run, settings
+from tests.support.frontends import tiny_directory
 
 BASE = '[model]\nartifact = "embedded:ninfer-tiny"\n'
 
@@ -216,12 +217,8 @@ def test_files_of_unchanged_keys_are_read_again(tmp_path: Path) -> None:
 
 
 def test_model_behind_a_link_is_another_one_once_the_link_points_elsewhere(tmp_path: Path) -> None:
-    shipped = artifact_directory("embedded:ninfer-tiny")
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        for file in shipped.glob("*.json*"):
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())
-        (tmp_path / name / "chat_template.jinja").write_bytes((shipped / "chat_template.jinja").read_bytes())
+        shutil.copytree(tiny_directory(), tmp_path / name)
     link = tmp_path / "model"
     link.symlink_to(tmp_path / "one")
     setup = make(tmp_path, f'[model]\nartifact = "{link}"\n')
