@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels_numba.cpu.storage import stored
-from kernels_numba.matrices import DenseMatrix, Matrix
-from kernels_numba.torch_ops.decoding import row_multiplier, unscaled
+from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 
 TILE = 64
 """Output rows that are worked on together: four AVX-512 registers."""
+STEP_COLUMNS = 8
+"""Columns that are decoded together; all codes are padded to a multiple with zeros."""
 
 
 class DenseTiles(NamedTuple):
@@ -22,11 +24,55 @@ class DenseTiles(NamedTuple):
     values: Any  # [..., T, K, 64]
 
 
+class CodedTiles(NamedTuple):
+    """Planes of a quantised format, each the bytes of its rows side by side. The class of a format is its type."""
+
+    codes: Any  # uint8 [..., T, bytes, 64]
+    high: Any  # uint8 [..., T, bytes, 64], no bytes in most formats
+    scales: Any  # [..., T, groups, 64], no groups in a format without
+    multiplier: Any  # float32 [..., T, 1, 64]
+
+
+class Nvfp4Tiles(CodedTiles):
+    """Pairs of E2M1 codes, E4M3 scales."""
+
+
+class Fp8RowTiles(CodedTiles):
+    """E4M3 codes."""
+
+
+class Fp8BlockTiles(CodedTiles):
+    """E4M3 codes, float32 scales of 128 columns."""
+
+
+class Int2Tiles(CodedTiles):
+    """Four codes a byte; float16 scales as in all grouped formats."""
+
+
+class Int4Tiles(CodedTiles):
+    """Two codes a byte."""
+
+
+class Int5Tiles(CodedTiles):
+    """The low bits of two codes a byte, the high bits of eight."""
+
+
+class Int6Tiles(CodedTiles):
+    """The low bits of two codes a byte, the high bits of four."""
+
+
+class Int8Tiles(CodedTiles):
+    """One code a byte."""
+
+
+GROUPED_TILES = {2: Int2Tiles, 4: Int4Tiles, 5: Int5Tiles, 6: Int6Tiles, 8: Int8Tiles}
+
+
 @dataclass(frozen=True)
 class TiledSegment:
     """Rows of one format, or a stack of such."""
 
-    tiles: DenseTiles
+    tiles: DenseTiles | CodedTiles
     rows: int
 
     @property
@@ -39,16 +85,39 @@ class TiledSegment:
 
 def tiled(matrix: Matrix) -> TiledSegment:
     """A matrix, or a stack of them, in tiles."""
-    if not isinstance(matrix, DenseMatrix):
-        matrix = _decoded(matrix)
-    return TiledSegment(DenseTiles(stored(_tiles(_narrowed(matrix.values)))), matrix.rows)
+    return TiledSegment(_tiled(matrix), matrix.rows)
 
 
-def _decoded(matrix: Matrix) -> DenseMatrix:
-    if matrix.stack:
-        return DenseMatrix(torch.stack([_decoded(matrix[index]).values for index in range(matrix.stack[0])]))
-    values, multiplier = unscaled(matrix, torch.float32), row_multiplier(matrix)
-    return DenseMatrix(values if multiplier is None else values * multiplier[:, None])
+def _tiled(matrix: Matrix) -> DenseTiles | CodedTiles:
+    match matrix:
+        case DenseMatrix():
+            return DenseTiles(stored(_tiles(_narrowed(matrix.values))))
+        case Nvfp4Matrix():
+            return _coded(Nvfp4Tiles, matrix, matrix.scales, matrix.multiplier)
+        case Fp8RowMatrix():
+            return _coded(Fp8RowTiles, matrix, None, matrix.multiplier)
+        case Fp8BlockMatrix():
+            rows = matrix.block_of_row.long()[..., None].expand(*matrix.block_of_row.shape, matrix.scales.shape[-1])
+            return _coded(Fp8BlockTiles, matrix, matrix.scales.gather(-2, rows), None)
+        case GroupedMatrix():
+            scales = matrix.scales.view(torch.uint16)
+            return _coded(GROUPED_TILES[matrix.bits], matrix, scales, None, matrix.high)
+
+
+def _coded(
+    kind: type[CodedTiles],
+    matrix: Nvfp4Matrix | Fp8RowMatrix | Fp8BlockMatrix | GroupedMatrix,
+    scales: Tensor | None,
+    multiplier: Tensor | None,
+    high: Tensor | None = None,
+) -> CodedTiles:
+    padding = -matrix.codes.shape[-1] % STEP_COLUMNS if matrix.columns == matrix.codes.shape[-1] else 0
+    codes = functional.pad(matrix.codes, (0, padding))
+    nothing = codes.new_empty(*codes.shape[:-1], 0)
+    if multiplier is None:
+        multiplier = torch.ones(codes.shape[:-1])
+    planes = (codes, nothing if high is None else high, nothing if scales is None else scales, multiplier[..., None])
+    return kind(*(_tiles(plane).numpy() for plane in planes))
 
 
 def _narrowed(values: Tensor) -> Tensor:
