@@ -46,9 +46,10 @@ def assert_equals_the_reference(
 
 
 def assert_breaks_ties_the_same(encoders: Encoders) -> None:
-    """Multiples of a small power of two, of which many scales are equally good."""
-    values = np.random.default_rng(13).integers(0, 24, (128, 512)) * np.float32(2.0**-10)
-    values = values.astype(np.float32)
+    """Multiples of a small power of two, half of them zero: of many blocks several scales are equally good."""
+    generator = np.random.default_rng(13)
+    steps = generator.integers(0, 48, (512, 1024)) * generator.integers(0, 2, (512, 1024))
+    values = (steps * 2.0**-10).astype(np.float32)
     codes, scales = encoders.nvfp4(values, 1.0, "least_error")
     expected_codes, expected_scales = REFERENCE.nvfp4(values, 1.0, "least_error")
     np.testing.assert_array_equal(scales, expected_scales)
