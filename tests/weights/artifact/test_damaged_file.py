@@ -267,7 +267,13 @@ def resource(artifact: Artifact) -> object:
             [put(28, *TENSOR, "bytes")],
             tensor,
             "object t/bf16: expected 30 encoded bytes for bf16 [3, 5], the directory says 28",
-            id="size of a direct tensor",
+            id="size too small",
+        ),
+        pytest.param(
+            [put(32, *TENSOR, "bytes")],
+            tensor,
+            "object t/bf16: expected 30 encoded bytes for bf16 [3, 5], the directory says 32",
+            id="size too large",
         ),
         pytest.param(
             [put(807, "objects", 2, "bytes")],

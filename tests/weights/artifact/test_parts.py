@@ -65,6 +65,23 @@ def test_a_plane_in_several_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("offset", "size_bytes", "expected"),
+    [
+        (4094, 2, [(0, 8190, 2)]),
+        (4095, 1, [(0, 8191, 1)]),
+        (4095, 2, [(0, 8191, 1), (1, 4096, 1)]),
+        (4096, 1, [(1, 4096, 1)]),
+        (4095, 4098, [(0, 8191, 1), (1, 4096, 4096), (2, 4096, 1)]),
+        (26_383, 1, [(6, 4096 + 1807, 1)]),
+    ],
+)
+def test_spans_at_a_border(path: Path, offset: int, size_bytes: int, expected: list[tuple[int, int, int]]) -> None:
+    files = [path, *(part(path, index) for index in range(1, 7))]
+    spans = Artifact.open(path).payload.spans(offset, size_bytes)
+    assert [(files.index(span.path), span.offset, span.size_bytes) for span in spans] == expected
+
+
+@pytest.mark.parametrize(
     ("max_file_bytes", "payloads"),
     [
         (None, [26_384]),

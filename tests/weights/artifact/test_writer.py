@@ -256,6 +256,21 @@ class TestMistakes:
 
 
 class TestOtherFiles:
+    @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+    def test_entry_file_appears_last(self, path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
+        """A reader that finds it finds all its parts."""
+        appeared: list[str] = []
+        for function in ("hardlink_to", "replace"):
+            move = getattr(Path, function)
+
+            def record(first: Path, second: Path, move: Callable[[Path, Path], object] = move) -> None:
+                move(first, second)
+                appeared.extend(name for name in names(path) if not name.startswith(".") and name not in appeared)
+
+            monkeypatch.setattr(Path, function, record)
+        write_golden(path, max_file_bytes=16_384, overwrite=overwrite)
+        assert appeared == ["model.ninfer.part-0001", "model.ninfer.part-0002", "model.ninfer"]
+
     def test_existing_entry_file_is_kept(self, path: Path) -> None:
         path.write_text("mine")
         with pytest.raises(InputError) as caught:
