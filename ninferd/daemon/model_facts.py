@@ -18,11 +18,9 @@ from ninferd.weights.loading.layout import DenseDtype
 from ninferd.weights.loading.plan import TextPlan, text_plan
 from ninferd.weights.loading.resolve import resolve_plan
 from ninferd.weights.locate import artifact_path
-from ninferd.weights.opening import open_model
-from ninferd.weights.parameters.component_configs import model_geometry
+from ninferd.weights.opening import open_model, require_configured_profile, text_geometry_of
 from ninferd.weights.parameters.geometry import AttentionGeometry, GatedDeltaGeometry, TextGeometry
-from ninferd.weights.parameters.huggingface_config import text_component
-from ninferd.weights.profiles import WeightsDescription, describe, require_profile
+from ninferd.weights.profiles import WeightsDescription, describe
 from ninferd.weights.source import ModelSource
 
 _FIRST_OF = {
@@ -47,21 +45,19 @@ class ModelFacts:
     @classmethod
     def of(cls, source: ModelSource) -> ModelFacts:
         """Raises InputError naming the key of the configuration that is missing or cannot be used."""
-        where = str(source.path / "config.json") if source.path.is_dir() else str(source.path)
-        text = model_geometry({"text": text_component(source.config, where)}, where).text
+        text = text_geometry_of(source)
         if text.attention is None or text.gated_delta is None:
             raise InputError(
-                f"{where}: layer_types must hold full_attention and linear_attention, as in all models of the family"
+                f"{source.path}: layer_types must hold full_attention and linear_attention, as in all models of the family"
             )
         return cls(source, text, text.attention, text.gated_delta)
 
     @classmethod
     def read(cls, model: ModelSettings) -> ModelFacts:
         """Of the configured model; InputError also for one that is not stored as ``model.weights_profile`` asserts."""
-        facts = cls.of(open_model(artifact_path(model.artifact)))
-        if model.weights_profile != "auto":
-            require_profile(facts.weights, model.weights_profile, str(facts.source.path))
-        return facts
+        source = open_model(artifact_path(model.artifact))
+        require_configured_profile(model, source)
+        return cls.of(source)
 
     @property
     def architecture(self) -> str:
