@@ -48,7 +48,8 @@ class ModelFacts:
         text = text_geometry_of(source)
         if text.attention is None or text.gated_delta is None:
             raise InputError(
-                f"{source.path}: layer_types must hold full_attention and linear_attention, as in all models of the family"
+                f"{source.path}: layer_types must hold full_attention and linear_attention, as in all models of the "
+                "family"
             )
         return cls(source, text, text.attention, text.gated_delta)
 

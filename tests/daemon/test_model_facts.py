@@ -123,7 +123,7 @@ def test_unusable_config_value_is_named(tmp_path: Path, value: object) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("model.norm.weight"), r"final_norm \[128\] is missing"),
+        (lambda tensors: tensors.pop("model.norm.weight"), r"tensor norm\.weight \[128\] is missing"),
         (lambda tensors: tensors.update(extra=("F32", [3])), r"unexpected tensors: extra"),
         (
             lambda tensors: tensors.update({"model.embed_tokens.weight": ("F32", [255, 128])}),
