@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -20,25 +19,29 @@ from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
-from ninferd.weights.json_file import read_json_object
-from ninferd.weights.locate import EMBEDDED_PREFIX, artifact_directory
+from ninferd.weights.locate import artifact_path, default_name
+from ninferd.weights.opening import open_model
 
 KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_MAX_CONFIG_BYTES: Final = 4 << 20
 
 
 def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]) -> Engine:
     """Load the weights, allocate the caches in what is left, and answer a probe.
 
-    Raises InputError for a checkpoint or a configuration that cannot be served, EngineBroken if the probe fails.
+    Raises InputError for a model or a configuration that cannot be served, EngineBroken if the probe fails.
     """
     started_s = time.monotonic()
-    directory = artifact_directory(settings.model.artifact)
-    identity = model_identity(directory)
+    path = artifact_path(settings.model.artifact)
+    identity = model_identity(path)
+    source = open_model(path)
     device = resolve_device(settings.engine.device)
-    dtype = resolve_dtype(settings.engine.dtype, directory, device)
+    dtype = resolve_dtype(settings.engine.dtype, source.config, device)
     model = load_text_model(
-        directory, device, dtype, lambda done, total: on_progress(LoadProgress("weights", done, total))
+        source,
+        device,
+        dtype,
+        lambda done, total: on_progress(LoadProgress("weights", done, total)),
+        available_bytes=_free_bytes(device),
     )
     _require_context(settings, model.config)
     kv_dtype = KV_DTYPES[settings.engine.kv_dtype]
@@ -80,10 +83,13 @@ def resolve_device(configured: str | int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def resolve_dtype(configured: str, directory: Path, device: torch.device) -> torch.dtype:
-    """``engine.dtype``; ``auto`` is float32 on a CPU, else what config.json declares (float32, or bfloat16)."""
+def resolve_dtype(configured: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """``engine.dtype``, of activations and plain weights.
+
+    ``auto`` is float32 on a CPU, else what ``config`` (of ``config.json``) declares: float32, or bfloat16 also where it
+    declares nothing, as an artifact does.
+    """
     if configured == "auto" and device.type != "cpu":
-        config = read_json_object(directory / "config.json", _MAX_CONFIG_BYTES)
         text = config.get("text_config", config)
         configured = text.get("dtype", text.get("torch_dtype", config.get("dtype")))
         return torch.float32 if configured == "float32" else torch.bfloat16
@@ -129,10 +135,9 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str) -> EngineInfo:
-    artifact = settings.model.artifact
     device = model.device
     return EngineInfo(
-        model_name=settings.model.id or Path(artifact.removeprefix(EMBEDDED_PREFIX)).expanduser().resolve().name,
+        model_name=settings.model.id or default_name(settings.model.artifact),
         architecture=model.config.model_type,
         device="cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
         weights_dtype=str(model.dtype).removeprefix("torch."),

@@ -1,8 +1,7 @@
-"""Models: from a checkpoint to logits."""
+"""Models: from a source of weights to logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,23 +10,32 @@ from kernels_numba.selection import ops_for
 from ninferd.models.qwen3_5.config import TextConfig
 from ninferd.models.qwen3_5.load import load_text
 from ninferd.models.qwen3_5.text import Qwen3_5Text
-from ninferd.weights.checkpoint import Checkpoint
+from ninferd.weights.loading.matrices import OnProgress
+from ninferd.weights.opening import open_model
+from ninferd.weights.source import ModelSource
+
+
+def text_config(source: ModelSource) -> TextConfig:
+    """The configuration of a source's text model. Raises InputError naming file and key."""
+    return TextConfig.from_json(source.config, source.path / "config.json" if source.path.is_dir() else source.path)
 
 
 def load_text_model(
-    directory: Path,
+    source: ModelSource | Path,
     device: torch.device,
     dtype: torch.dtype,
-    on_progress: Callable[[int, int], None],
+    on_progress: OnProgress,
+    available_bytes: int | None = None,
 ) -> Qwen3_5Text:
-    """Load a Hugging Face directory of the Qwen3.5 family, dense or MoE.
+    """Load a model of the Qwen3.5 family, dense or MoE, in whatever formats ``source`` has its weights in.
 
-    ``dtype`` is float32 or bfloat16, for weights and activations; ``on_progress`` gets (bytes done, bytes in all).
-    Raises InputError naming file, key or tensor if the checkpoint cannot be used.
+    ``dtype`` is float32 or bfloat16, for activations and plain weights; ``on_progress`` gets (bytes done, bytes in all)
+    of the files. Raises InputError naming file and parameter if the source cannot be used, and if its weights need more
+    than ``available_bytes``.
     """
-    checkpoint = Checkpoint(directory)
-    config = TextConfig.from_json(checkpoint.config, directory / "config.json")
-    return load_text(checkpoint, config, ops_for(device, dtype), device, dtype, on_progress)
+    opened = open_model(source) if isinstance(source, Path) else source
+    config = text_config(opened)
+    return load_text(opened, config, ops_for(device, dtype), device, dtype, on_progress, available_bytes)
 
 
-__all__ = ["Qwen3_5Text", "TextConfig", "load_text_model"]
+__all__ = ["Qwen3_5Text", "TextConfig", "load_text_model", "text_config"]

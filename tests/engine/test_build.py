@@ -143,16 +143,15 @@ def test_devices() -> None:
 @pytest.mark.parametrize(
     ("configured", "config", "device", "dtype"),
     [
-        ("auto", '{"dtype": "bfloat16"}', "cpu", torch.float32),
-        ("bfloat16", "{}", "cpu", torch.bfloat16),
-        ("float32", '{"dtype": "bfloat16"}', "cuda", torch.float32),
-        ("auto", '{"dtype": "float32"}', "cuda", torch.float32),
-        ("auto", '{"torch_dtype": "float16"}', "cuda", torch.bfloat16),
-        ("auto", '{"text_config": {"dtype": "float32"}}', "cuda", torch.float32),
-        ("auto", '{"dtype": "float32", "text_config": {}}', "cuda", torch.float32),
-        ("auto", "{}", "cuda", torch.bfloat16),
+        ("auto", {"dtype": "bfloat16"}, "cpu", torch.float32),
+        ("bfloat16", {}, "cpu", torch.bfloat16),
+        ("float32", {"dtype": "bfloat16"}, "cuda", torch.float32),
+        ("auto", {"dtype": "float32"}, "cuda", torch.float32),
+        ("auto", {"torch_dtype": "float16"}, "cuda", torch.bfloat16),
+        ("auto", {"text_config": {"dtype": "float32"}}, "cuda", torch.float32),
+        ("auto", {"dtype": "float32", "text_config": {}}, "cuda", torch.float32),
+        ("auto", {}, "cuda", torch.bfloat16),
     ],
 )
-def test_dtypes(configured: str, config: str, device: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(config)
-    assert resolve_dtype(configured, tmp_path, torch.device(device)) == dtype
+def test_dtypes(configured: str, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    assert resolve_dtype(configured, config, torch.device(device)) == dtype

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from kernels_numba.ops import OpTable
-from ninferd.models import Qwen3_5Text, TextConfig
+from ninferd.models import Qwen3_5Text, text_config
 from ninferd.models.qwen3_5.load import load_text
-from ninferd.weights.checkpoint import Checkpoint
+from ninferd.weights.opening import open_model
 from tests.support.checkpoints import MOE, TEXT, nested
 
 
@@ -76,9 +76,8 @@ class SavedModel:
 
     def load(self, ops: OpTable, device: torch.device, dtype: torch.dtype = torch.float32) -> Qwen3_5Text:
         """Our model of the same weights."""
-        checkpoint = Checkpoint(self.directory)
-        config = TextConfig.from_json(checkpoint.config, self.directory / "config.json")
-        return load_text(checkpoint, config, ops, device, dtype, lambda done, total: None)
+        source = open_model(self.directory)
+        return load_text(source, text_config(source), ops, device, dtype, lambda done, total: None)
 
 
 def prompt_tokens(count: int) -> list[int]:
