@@ -20,7 +20,7 @@ from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
 from ninferd.weights.locate import artifact_path, default_name
-from ninferd.weights.opening import open_model
+from ninferd.weights.opening import prepare_source
 
 KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -31,9 +31,8 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     Raises InputError for a model or a configuration that cannot be served, EngineBroken if the probe fails.
     """
     started_s = time.monotonic()
-    path = artifact_path(settings.model.artifact)
-    identity = model_identity(path)
-    source = open_model(path)
+    identity = model_identity(artifact_path(settings.model.artifact))
+    source = prepare_source(settings.model, lambda done, total: on_progress(LoadProgress("hash", done, total)))
     device = resolve_device(settings.engine.device)
     dtype = resolve_dtype(settings.engine.dtype, source.config, device)
     model = load_text_model(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ninferd.config.groups.model import ModelSettings
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.huggingface.source import HuggingFaceSource
 from ninferd.weights.loading.plan import text_plan
@@ -15,6 +15,9 @@ from ninferd.weights.parameters.geometry import TextGeometry
 from ninferd.weights.parameters.huggingface_config import text_component
 from ninferd.weights.profiles import describe, require_profile
 from ninferd.weights.source import ModelSource
+
+if TYPE_CHECKING:  # models are also opened where pydantic is not installed
+    from ninferd.config.groups.model import ModelSettings
 
 
 def open_model(path: Path) -> ModelSource:
