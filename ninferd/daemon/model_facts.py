@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ninferd.config.groups.model import ModelSettings
+from ninferd.daemon.resident import resident_bytes
 from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
 from ninferd.memory.geometry import KVGeometry, StateGeometry
@@ -73,9 +74,10 @@ class ModelFacts:
     def weights(self) -> WeightsDescription:
         return describe(self.source, self.plan)
 
-    def weights_bytes(self, dense: DenseDtype) -> int:
-        """What the engine loads, to the byte; plain values become ``dense``."""
-        return resolve_plan(self.source, self.plan, dense).device_bytes
+    def weights_bytes(self, dense: DenseDtype, *, on_cpu: bool) -> int:
+        """What the loaded weights take, see ``resident_bytes``; plain values become ``dense``."""
+        plan = resolve_plan(self.source, self.plan, dense)
+        return resident_bytes(plan, in_tiles=on_cpu and dense == "<f4")
 
     def kv_geometry(self, element_bytes: int) -> KVGeometry:
         layers = self.text.layer_types.count("full_attention")

@@ -105,7 +105,7 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
     device = choose_device(settings, machine)
     available = (machine.host.available_bytes if device is None else device.free_bytes) + reclaimable_bytes
     dense = dense_dtype(settings.engine.dtype, model.source.config, on_cpu=device is None)
-    weights_bytes = model.weights_bytes(dense)
+    weights_bytes = model.weights_bytes(dense, on_cpu=device is None)
     place = "host memory" if device is None else f"memory of device {device.index}"
     if weights_bytes > available:
         raise DoesNotFitError(

@@ -66,7 +66,7 @@ def check_model(resolved: ResolvedConfig) -> list[str]:
     settings = resolved.settings
     try:
         facts = ModelFacts.read(settings.model)
-        facts.weights_bytes("<f4")
+        facts.weights_bytes("<f4", on_cpu=True)
         load_frontend(settings)
         return facts.lines()
     except InputError as error:

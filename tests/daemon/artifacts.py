@@ -51,10 +51,21 @@ def text_tensors(config: Mapping[str, Any] = CONFIG, dtype: str = "BF16") -> dic
 
 def loaded_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """What the text model takes on a device: matrices at ``element_bytes``, vectors and convolutions in float32."""
-    small = ("norm", "conv1d", "A_log", "dt_bias")
-    return sum(
-        prod(shape) * (4 if any(part in name for part in small) else element_bytes) for name, shape in _text(config)
-    )
+    return sum(prod(shape) * (4 if _is_small(name) else element_bytes) for name, shape in _text(config))
+
+
+def bytes_in_tiles() -> int:
+    """What CONFIG in bf16 takes on the CPU: the embedding in float32, products in bf16 with whole tiles of 64 rows."""
+    hidden, vocabulary = 1024, 131072
+    small = sum(4 * prod(shape) for name, shape in _text(CONFIG) if _is_small(name))
+    gdn = 1600 + 512  # in: 256 + 256 + 512 + 512 + 4 + 4 = 1544 rows; out: 512 columns
+    attention = 2 * (1024 + 512) + 1024
+    mlp = 3 * 512
+    return small + hidden * (vocabulary * (4 + 2) + 2 * (3 * gdn + attention + 4 * mlp))
+
+
+def _is_small(name: str) -> bool:
+    return any(part in name for part in ("norm", "conv1d", "A_log", "dt_bias"))
 
 
 def _text(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:

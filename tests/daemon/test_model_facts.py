@@ -13,11 +13,13 @@ from ninferd.daemon.model_facts import ModelFacts, dense_dtype
 from ninferd.engine.build import capacity_request
 from ninferd.errors import InputError
 from ninferd.models import load_text_model
+from ninferd.weights.loading.layout import DenseDtype
 from ninferd.weights.opening import open_model
 from tests.daemon.artifacts import CONFIG, loaded_bytes, text_tensors, write_artifact, write_safetensors
 from tests.support.checkpoints import MOE, TEXT, nested, write_random_checkpoint
-from tests.weights.raw_artifact import RawArtifact
+from tests.weights.raw_artifact import RawArtifact, text_model
 
+CPU = torch.device("cpu")
 SMALL = CONFIG | {"vocab_size": 256, "hidden_size": 128}
 
 
@@ -34,34 +36,71 @@ def test_sizes_are_those_of_the_engine(tmp_path: Path, config: dict[str, Any]) -
     """The torch-free reading of headers predicts what the engine allocates, byte for byte in float32."""
     write_random_checkpoint(tmp_path, config, seed=1)
     model_facts = facts(tmp_path)
-    model = load_text_model(tmp_path, torch.device("cpu"), torch.float32, lambda _done, _total: None)
+    model = load_text_model(model_facts.source, CPU, torch.float32, lambda _done, _total: None)
     request = capacity_request(
         Settings.from_layers([{"model": {"artifact": "x"}}]), model.config, torch.float32, torch.bfloat16
     )
-    assert model_facts.weights_bytes("<f4") == model.weights_bytes
+    assert model_facts.weights_bytes("<f4", on_cpu=True) == model.weights_bytes
     assert model_facts.kv_geometry(2) == request.kv
     assert model_facts.state_geometry(4) == request.state
     assert model_facts.text.max_position_embeddings == model.config.max_position_embeddings
+
+
+def _groupwise(parameter: str) -> str:
+    if "_projection" in parameter:
+        return "bf16"
+    if "mlp/" in parameter:
+        return "q5_g64_fp16" if parameter.endswith("down") else "q4_g64_fp16"
+    return "q6_g64_fp16" if parameter.startswith("text/layers") else "q8_g32_fp16"
+
+
+def _mixed(parameter: str) -> str:
+    if "_projection" in parameter or parameter.endswith("embedding"):
+        return "bf16"
+    return "nvfp4" if "mlp/" in parameter else "fp8_e4m3fn_row_bf16"
+
+
+STORED = {
+    "bf16": lambda parameter: "bf16",
+    "groupwise": _groupwise,
+    "nvfp4-fp8": _mixed,
+    "ternary": lambda parameter: "bf16" if "_projection" in parameter else "t2_g128_fp16",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("stored", STORED)
+def test_sizes_of_quantised_weights_are_those_of_the_engine(
+    tmp_path: Path, stored: str, tied: bool, dtype: torch.dtype
+) -> None:
+    raw = text_model(STORED[stored], tie_word_embeddings=tied)
+    if tied:
+        del raw.bindings["text/output_head"]
+    model_facts = facts(raw.write(tmp_path / "m.ninfer"))
+    model = load_text_model(model_facts.source, CPU, dtype, lambda _done, _total: None)
+    dense: DenseDtype = "<f4" if dtype == torch.float32 else "<u2"
+    assert model_facts.weights_bytes(dense, on_cpu=True) == model.weights_bytes
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_sizes_of_plain_weights(tmp_path: Path, tied: bool) -> None:
     config = SMALL | {"tie_word_embeddings": tied}
     model_facts = facts(write_artifact(tmp_path, config, text_tensors(config)))
-    assert model_facts.weights_bytes("<f4") == loaded_bytes(config, 4)
-    assert model_facts.weights_bytes("<u2") == loaded_bytes(config, 2)
+    assert model_facts.weights_bytes("<f4", on_cpu=False) == loaded_bytes(config, 4)
+    assert model_facts.weights_bytes("<u2", on_cpu=False) == loaded_bytes(config, 2)
 
 
 def test_vision_and_draft_weights_are_not_counted(tmp_path: Path) -> None:
     before = facts(write_artifact(tmp_path, SMALL, text_tensors(SMALL)))
-    size, lines = before.weights_bytes("<f4"), before.lines()
+    size, lines = before.weights_bytes("<u2", on_cpu=False), before.lines()
     assert lines[0] == "Hugging Face directory; loaded: text"
     others = {
         "mtp.fc.weight": ("BF16", [128, 256]),
         "model.visual.patch_embed.proj.weight": ("BF16", [8, 3, 2, 16, 16]),
     }
     after = facts(write_artifact(tmp_path, SMALL, {**text_tensors(SMALL), **others}))
-    assert after.weights_bytes("<f4") == size
+    assert after.weights_bytes("<u2", on_cpu=False) == size
     assert after.lines()[0] == "Hugging Face directory; loaded: text; stored but not loaded: mtp"
 
 
@@ -90,7 +129,7 @@ def test_all_shards_of_an_index_are_read(tmp_path: Path) -> None:
     for shard in ("0.safetensors", "1.safetensors"):
         write_safetensors(tmp_path / shard, {name: tensors[name] for name in tensors if weight_map[name] == shard})
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert facts(tmp_path).weights_bytes("<f4") == loaded_bytes(SMALL, 4)
+    assert facts(tmp_path).weights_bytes("<f4", on_cpu=False) == loaded_bytes(SMALL, 4)
 
 
 def test_layers_by_interval(tmp_path: Path) -> None:
@@ -138,7 +177,7 @@ def test_weights_that_are_not_the_models(
     tensors = text_tensors(SMALL)
     change(tensors)
     with pytest.raises(InputError, match=message):
-        facts(write_artifact(tmp_path, SMALL, tensors)).weights_bytes("<f4")
+        facts(write_artifact(tmp_path, SMALL, tensors)).weights_bytes("<f4", on_cpu=False)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from ninferd.daemon.preflight import DoesNotFitError, Machine, choose_device, ru
 from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
 from ninferd.memory.budget import HEADROOM_BYTES
-from tests.daemon.artifacts import CONFIG, loaded_bytes, text_tensors, write_artifact
+from tests.daemon.artifacts import CONFIG, bytes_in_tiles, loaded_bytes, text_tensors, write_artifact
 from tests.daemon.support import settings
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE_BYTES = 2 * 2 * 256 * 64 * 2  # K and V, 2 heads of 256, 64 tokens, bf16
 SLOT_BYTES = 3 * (1024 * 3 * 4 + 4 * 128 * 128 * 4)  # 3 layers: float32 conv history of 2*256+512 channels, state
-WEIGHTS = {"float32": loaded_bytes(CONFIG, 4), "bfloat16": loaded_bytes(CONFIG, 2)}
+WEIGHTS = {"float32": bytes_in_tiles(), "bfloat16": loaded_bytes(CONFIG, 2)}  # of engine.dtype on the CPU
 NO_GPU = GpuReport(problem="NVML: no device")
 
 
@@ -30,7 +30,7 @@ def gpu(free: int, index: int = 0) -> GpuDevice:
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    """Some 133 Mi elements in bf16: 530 MiB in float32."""
+    """Some 143 Mi elements in bf16."""
     return write_artifact(tmp_path, CONFIG, text_tensors())
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ninferd.weights.formats.registry import LAYOUT_OF, encoded_bytes
+from ninferd.weights.parameters.component_configs import model_geometry
+from ninferd.weights.parameters.registry import text_parameters
 from tests.weights.artifact.support import framed
-
-LAYOUTS = {
-    "bf16": "contiguous_le_v1",
-    "fp32": "contiguous_le_v1",
-    "int32": "contiguous_le_v1",
-    "nvfp4": "block_scale_k16_m128x4_v1",
-    "fp8_e4m3fn_row_bf16": "row_scale_v1",
-}
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -61,7 +57,7 @@ class RawArtifact:
                 "kind": "tensor",
                 "shape": shape,
                 "format": format,
-                "layout": layout or LAYOUTS[format],
+                "layout": layout or LAYOUT_OF[format],
                 "offset": len(self.payload),
                 "bytes": len(data),
             }
@@ -126,3 +122,16 @@ def old_artifact(path: Path, root: dict[str, Any], version: int, payload: dict[i
             file.write(data)
         file.truncate(start + payload_bytes)
     return path
+
+
+def text_model(formats: Callable[[str], str], **config: Any) -> RawArtifact:
+    """A whole text model of zeros, each matrix parameter in an object of the format that ``formats`` names for it."""
+    raw = RawArtifact({"text": {"config": CONFIG | {"hidden_size": 128} | config}})
+    geometry = model_geometry({"text": raw.components["text"]["config"]}, "test")
+    for parameter in text_parameters(geometry):
+        format = parameter.direct or formats(parameter.name)
+        size = encoded_bytes(format, parameter.shape)
+        data = bytes(size - 4) + np.float32(1).tobytes() if format == "nvfp4" else bytes(size)
+        raw.tensor(parameter.name, list(parameter.shape), format, data)
+        raw.bind_whole(parameter.name, parameter.name)
+    return raw
