@@ -92,7 +92,7 @@ def stored_matrix(tensors: Tensors, source: SourceTensor) -> StoredMatrix:
     if weight.tensor.dtype == "F8_E4M3":
         return weight.fp8()
     raise InputError(
-        f"{weight.tensor.where} has type {weight.tensor.dtype} in a layout that cannot be read; {_READABLE} can"
+        f"{weight.tensor.where} has type {weight.tensor.dtype} in a layout that cannot be read; readable: {_READABLE}"
     )
 
 
@@ -154,9 +154,7 @@ class _Weight:
         rows, columns = self._matrix_shape()
         scales = self._part("weight_scale")
         if columns % NVFP4_BLOCK:
-            raise InputError(
-                f"{self.tensor.where}: {columns} columns are not a multiple of {NVFP4_BLOCK}, as NVFP4 needs"
-            )
+            raise InputError(f"{self.tensor.where}: NVFP4 needs columns in multiples of {NVFP4_BLOCK}, not {columns}")
         self._require_type(self.tensor, "U8")
         self._require_type(scales, "F8_E4M3")
         self._require_shape(self.tensor, (rows, columns // 2))
@@ -205,8 +203,11 @@ class _Weight:
         value = self._scalar(tensor)
         if not (isfinite(value) and value > 0):
             return None
-        divisor = float(np.float32(1 / value)) if inverse else value
-        return divisor if isfinite(divisor) and divisor > 0 else None
+        if not inverse:
+            return value
+        with np.errstate(over="ignore"):
+            divisor = float(np.float32(1 / value))
+        return divisor if isfinite(divisor) else None
 
     def _scalar(self, tensor: StoredTensor) -> float:
         if prod(tensor.shape) != 1:
