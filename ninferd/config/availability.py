@@ -12,8 +12,6 @@ from ninferd.config.origin import Problem
 _LATER_GROUPS = frozenset({"spec", "cache", "media", "responses", "request_log", "monitor", "tools"})
 _LATER_KEYS = frozenset(
     {
-        "model.weights_profile",
-        "model.verify_hash",
         "engine.rope_scaling_factor",
         "engine.rope_scaling_original_context",
         "engine.context_cost_presets",

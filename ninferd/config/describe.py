@@ -12,6 +12,8 @@ import tomli_w
 from pydantic import BaseModel, JsonValue, SecretStr
 from pydantic.fields import FieldInfo
 
+from ninferd.config.field import SHA256_PATTERN
+
 REDACTED = "<redacted>"
 _MAX_SHOWN_CHARS = 80
 
@@ -64,8 +66,9 @@ def _scalar(annotation: Any, metadata: Sequence[Any]) -> str:
     if annotation is Path:
         return "a path"
     if annotation in (str, SecretStr):
-        if any(getattr(item, "pattern", None) for item in metadata):  # the schema has patterns for URLs only
-            return "an http:// or https:// URL"
+        pattern = next((found for item in metadata if (found := getattr(item, "pattern", None))), None)
+        if pattern is not None:  # the schema has two
+            return "64 hexadecimal digits" if pattern == SHA256_PATTERN else "an http:// or https:// URL"
         return "a non-empty string" if any(isinstance(item, at.MinLen) for item in metadata) else "a string"
     noun = {int: "an integer", float: "a number"}[annotation]
     low = next((item.ge for item in metadata if isinstance(item, at.Ge)), None)

@@ -18,6 +18,8 @@ def _usable_path(value: object) -> object:
     return value
 
 
+SHA256_PATTERN = "^[0-9a-fA-F]{64}$"
+
 PathValue = Annotated[Path, Strict(False), BeforeValidator(_usable_path)]  # TOML has no path type: text is meant
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]  # nor tuples: an array is meant
 

@@ -63,9 +63,10 @@ def progress_bar(progress: LoadProgress, columns: int | None = None) -> str:
 
 def progress_text(progress: LoadProgress) -> str:
     """Progress for STATUS= and the log: ``loading weights: 50 % of 2.0 GiB``."""
+    action = "checking SHA-256" if progress.stage == "hash" else f"loading {progress.stage}"
     if progress.stage == "probe":
         return "loading probe: one token, after compiling the kernels that are new"
     if progress.total_bytes <= 0:
-        return f"loading {progress.stage}"
+        return action
     percent = min(100, progress.done_bytes * 100 // progress.total_bytes)
-    return f"loading {progress.stage}: {percent} % of {format_bytes(progress.total_bytes)}"
+    return f"{action}: {percent} % of {format_bytes(progress.total_bytes)}"

@@ -19,7 +19,7 @@ from ninferd.weights.loading.layout import DenseDtype
 from ninferd.weights.loading.plan import TextPlan, text_plan
 from ninferd.weights.loading.resolve import resolve_plan
 from ninferd.weights.locate import artifact_path
-from ninferd.weights.opening import open_model, require_configured_profile, text_geometry_of
+from ninferd.weights.opening import configured_digests, open_model, require_configured_profile, text_geometry_of
 from ninferd.weights.parameters.geometry import AttentionGeometry, GatedDeltaGeometry, TextGeometry
 from ninferd.weights.profiles import WeightsDescription, describe
 from ninferd.weights.source import ModelSource
@@ -56,9 +56,15 @@ class ModelFacts:
 
     @classmethod
     def read(cls, model: ModelSettings) -> ModelFacts:
-        """Of the configured model; InputError also for one that is not stored as ``model.weights_profile`` asserts."""
+        """Of the configured model.
+
+        Raises InputError also for one that is not stored as ``model.weights_profile`` asserts, and where
+        ``model.verify_hash`` has nothing to compare with. No file is hashed here.
+        """
         source = open_model(artifact_path(model.artifact))
         require_configured_profile(model, source)
+        if model.verify_hash:
+            configured_digests(model, source.path)
         return cls.of(source)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ninferd.errors import InputError
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.huggingface.source import HuggingFaceSource
 from ninferd.weights.loading.plan import text_plan
@@ -15,6 +16,7 @@ from ninferd.weights.parameters.geometry import TextGeometry
 from ninferd.weights.parameters.huggingface_config import text_component
 from ninferd.weights.profiles import describe, require_profile
 from ninferd.weights.source import ModelSource
+from ninferd.weights.verify.checksums import LIST_NAME, Expected, check_files, expected_files
 
 if TYPE_CHECKING:  # models are also opened where pydantic is not installed
     from ninferd.config.groups.model import ModelSettings
@@ -37,7 +39,22 @@ def prepare_source(model: ModelSettings, on_hashed: Callable[[int, int], None]) 
     """
     source = open_model(artifact_path(model.artifact))
     require_configured_profile(model, source)
+    if model.verify_hash:
+        check_files(configured_digests(model, source.path), on_hashed)
     return source
+
+
+def configured_digests(model: ModelSettings, path: Path) -> tuple[Expected, ...]:
+    """What the files of the model must hash to; InputError if nothing says so."""
+    expected = expected_files(path, model.sha256)
+    if not expected:
+        ways = (
+            f"list its files in {path / LIST_NAME}"
+            if path.is_dir()
+            else f"set model.sha256, or put {path.name}.sha256 or {LIST_NAME} beside it"
+        )
+        raise InputError(f"model.verify_hash: nothing says which SHA-256 {path} must have: {ways}")
+    return expected
 
 
 def require_configured_profile(model: ModelSettings, source: ModelSource) -> None:

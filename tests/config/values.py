@@ -40,6 +40,8 @@ def _scalar(annotation: Any, spec: KeySpec) -> st.SearchStrategy[Any]:
     if annotation is bool:
         return st.booleans()
     if annotation in (str, SecretStr, Path):
+        if "hexadecimal" in spec.accepted:
+            return st.text("0123456789abcdefABCDEF", min_size=64, max_size=64)
         return _WORDS.map(lambda word: f"https://{word}") if "URL" in spec.accepted else _WORDS
     found = _RANGE.search(spec.accepted)
     assert found is not None, spec.accepted

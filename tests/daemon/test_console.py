@@ -42,6 +42,7 @@ def test_bar_shows_the_fraction_within_the_width() -> None:
     ("progress", "text"),
     [
         (LoadProgress("weights", 512, 1024), "loading weights: 50 % of 1.0 KiB"),
+        (LoadProgress("hash", 512, 1024), "checking SHA-256: 50 % of 1.0 KiB"),
         (LoadProgress("caches", 0, 0), "loading caches"),
         (LoadProgress("probe", 0, 0), "loading probe: one token, after compiling the kernels that are new"),
         (LoadProgress("weights", 9, 8), "loading weights: 100 % of 8 B"),

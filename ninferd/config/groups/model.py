@@ -6,9 +6,19 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from ninferd.config.field import PathValue, Table, key
+from ninferd.config.field import SHA256_PATTERN, PathValue, Table, key
 
-WeightsProfile = Literal["auto", "qwen36-nvfp4", "qwen38-nvfp4", "qwen36-groupwise-int", "qwen38-groupwise-int"]
+WeightsProfile = Literal[
+    "auto",
+    "bf16",
+    "qwen36-groupwise-int",
+    "qwen36-moe-groupwise-int",
+    "qwen36-moe-nvfp4",
+    "qwen36-nvfp4",
+    "qwen38-groupwise-int",
+    "qwen38-nvfp4",
+    "qwen38-nvfp4-mlp",
+]
 ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -17,7 +27,8 @@ class ModelSettings(Table):
 
     artifact: str = key(
         ...,
-        "Model to serve: a Hugging Face directory, or embedded:ninfer-tiny, the small model that ships with ninferd.",
+        "Model to serve: a .ninfer file, a Hugging Face directory, or embedded:ninfer-tiny, the small model that ships "
+        "with ninferd (embedded:ninfer-tiny-bf16 is the same before quantisation).",
         reload="engine",
         min_length=1,
     )
@@ -30,11 +41,23 @@ class ModelSettings(Table):
     )
     weights_profile: WeightsProfile = key(
         "auto",
-        "Asserts which stored weight layout the artifact has; auto detects it per tensor.",
+        "Refuse the model unless its weights are stored in this combination of formats; preflight prints the name. "
+        "Changes nothing about how they are read: every tensor says its own format.",
         reload="engine",
         flag="--weights-profile",
     )
-    verify_hash: bool = key(False, "Check the artifact's SHA-256 before loading.", reload="engine")
+    verify_hash: bool = key(
+        False,
+        "Read the model's files once before loading and compare their SHA-256 with model.sha256 or, if that is unset, "
+        "with FILE.sha256 or SHA256SUMS beside them.",
+        reload="engine",
+    )
+    sha256: str | None = key(
+        None,
+        "SHA-256 that the .ninfer file must have with model.verify_hash.",
+        reload="engine",
+        pattern=SHA256_PATTERN,
+    )
 
 
 class TemplateSettings(Table):
