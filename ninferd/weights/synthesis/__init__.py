@@ -1,0 +1,1 @@
+"""Models of random weights with the statistics of real ones, for benchmarks and tests."""
