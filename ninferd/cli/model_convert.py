@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ninferd.weights.formats.encoders import Nvfp4Method
 
 PLAIN_STEP_PERCENT = 10
+MOST_THREADS = 8  # more than this many wait for the disk
 METHODS: dict[str, Nvfp4Method] = {"none": "max_abs", "mse": "least_error"}
 COMPONENTS = ("vision", "mtp", "dflash", "dflash2", "proposal")
 RESOURCES = (
@@ -50,9 +51,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     how.add_argument(
         "--threads",
         type=_positive,
-        default=len(os.sched_getaffinity(0)),
+        default=min(len(os.sched_getaffinity(0)), MOST_THREADS),
         metavar="N",
-        help="threads that read and quantise; all cores without it",
+        help=f"threads that read and quantise, each in up to 0.1 GB; the cores, at most {MOST_THREADS}, without it",
     )
     how.add_argument(
         "--max-file-bytes", type=_positive, metavar="N", help="beyond this size, continue in further files"

@@ -110,7 +110,8 @@ def _object_report(written: Written, method: Nvfp4Method) -> dict[str, Any]:
     is_nvfp4 = record.format == "nvfp4"
     return report | {
         "method": "kept" if choices[0].is_imported else f"encoded, {method}" if is_nvfp4 else "encoded",
-        "source_formats": list(written.sources),
+        "sources": list(written.sources),
+        "source_formats": list(written.source_formats),
         "relative_rms_error": float(f"{deviation.relative_rms:.4g}"),
         "compared_rows": deviation.rows,
     }

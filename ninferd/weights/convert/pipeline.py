@@ -32,7 +32,8 @@ class Written:
     """What became of one tensor object."""
 
     weight: Weight
-    sources: tuple[str, ...] = ()  # formats that its rows were stored in
+    sources: tuple[str, ...] = ()  # names of the tensors that its rows come from
+    source_formats: tuple[str, ...] = ()
     deviation: Deviation = field(default_factory=Deviation)
 
 
@@ -95,7 +96,8 @@ class Pipeline:
         runs = tuple(run for member in weight.members for run in self._runs[member.name])
         blocks = list(split(runs, block_rows(weight.record.shape[1])))
         target.blocks_left = len(blocks)
-        target.written.sources = tuple(dict.fromkeys(run.matrix.format for run in runs))
+        target.written.sources = tuple(dict.fromkeys(run.matrix.name for run in runs))
+        target.written.source_formats = tuple(dict.fromkeys(run.matrix.format for run in runs))
         format = weight.record.format
         if weight.choices[0].is_imported:
             if format == NVFP4:

@@ -63,6 +63,10 @@ def test_report_and_checksum(model: Path, tmp_path: Path) -> None:
     methods = {entry["format"]: entry for entry in report["objects"] if "relative_rms_error" in entry}
     assert methods["nvfp4"]["method"] == "encoded, max_abs"
     assert methods["nvfp4"]["source_formats"] == ["bf16"]
+    attention = next(entry for entry in report["objects"] if "text/layers/1/attention/query" in entry["parameters"])
+    assert [name.rpartition(".layers.1.")[2] for name in attention["sources"]] == [
+        f"self_attn.{part}_proj.weight" for part in "qkv"
+    ]
     assert 0.08 < methods["nvfp4"]["relative_rms_error"] < 0.11
     assert 0.003 < methods["q8_g32_fp16"]["relative_rms_error"] < 0.01
     assert methods["bf16"]["relative_rms_error"] == 0

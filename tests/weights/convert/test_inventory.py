@@ -96,18 +96,19 @@ VERSION_2 = {
 }
 
 
-@pytest.mark.parametrize(("model_id", "weights_id"), VERSION_2, ids="/".join)
-def test_published_version_2_files_to_the_byte(model_id: str, weights_id: str) -> None:
+@pytest.mark.parametrize("identity", VERSION_2, ids="/".join)
+def test_published_version_2_files_to_the_byte(identity: tuple[str, str]) -> None:
+    model_id, weights_id = identity
     geometry = GEOMETRIES[model_id]
     if not geometry.text.is_moe:
         geometry = geometry.without(("dflash", "dflash2"))
-    recipe = find_recipe(VERSION_2[model_id, weights_id], geometry.text.is_moe)
+    recipe = find_recipe(VERSION_2[identity], geometry.text.is_moe)
     frontend = {name.removeprefix("frontend/"): size for name, size in resources(model_id).items()}
     choices = assumed_choices(geometry, recipe)
     taken = take_inventory(geometry, recipe, choices, frontend, {"name": model_id}, {})
     file = version2_file(geometry, taken, frontend, weights_id)
-    assert file.file_bytes == PUBLISHED_BYTES[model_id, weights_id]
-    assert file.objects == PUBLISHED_OBJECTS[model_id, weights_id]
+    assert file.file_bytes == PUBLISHED_BYTES[identity]
+    assert file.objects == PUBLISHED_OBJECTS[identity]
 
 
 def test_version_2_has_no_name_for_separate_context_projections() -> None:
