@@ -185,12 +185,22 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
             assert daemon.wait_exit() == 1
 
 
-def test_checkpoint_that_does_not_load_ends_the_daemon(tmp_path: Path, endless: Path) -> None:
+def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path: Path, endless: Path) -> None:
     config = json.loads((endless / "config.json").read_text())
     broken = tmp_path / "broken"
     endless_model(broken)
     (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] * 2}))
     with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{broken}"\n') as daemon:
-        assert "has shape" in daemon.wait_log("engine failed | ")
-        assert "has shape" in daemon.wait_notify("STATUS=engine failed")
+        assert "has shape" in daemon.wait_log("cannot start | ")
+        assert daemon.wait_exit() == 2
+
+
+def test_model_that_does_not_load_ends_the_daemon(tmp_path: Path) -> None:
+    """Weights are hashed by the engine, which says how far it is."""
+    model = endless_model(tmp_path / "model")
+    (model / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+    with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{model}"\nverify_hash = true\n') as daemon:
+        assert "SHA-256 is " in daemon.wait_log("engine failed | ")
+        daemon.wait_notify("STATUS=checking SHA-256: ")
+        assert "SHA-256 is " in daemon.wait_notify("STATUS=engine failed")
         assert daemon.wait_exit() == 3
