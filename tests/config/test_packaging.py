@@ -20,7 +20,11 @@ def test_every_package_is_listed() -> None:
         for top in ("ninferd", "kernels_numba")
         for path in (_ROOT / top).glob("**/__init__.py")
     }
-    assert set(tool["packages"]) == found | {"ninferd.profiles", "ninferd.assets.ninfer_tiny"}
+    assert set(tool["packages"]) == found | {
+        "ninferd.profiles",
+        "ninferd.assets.ninfer_tiny",
+        "ninferd.assets.ninfer_tiny_nvfp4",
+    }
     assert tool["package-dir"] == {"ninferd.profiles": "profiles"}
 
 
