@@ -21,6 +21,7 @@ from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
 from ninferd.weights.locate import artifact_path, default_name
 from ninferd.weights.opening import prepare_source
+from ninferd.weights.token_domain import token_count
 
 KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -51,7 +52,8 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device, kv_dtype)
     state = StateCache(request.state, plan.state_slots, device, dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
-    engine = Engine(model, kv, state, _info(settings, model, plan, identity), settings.engine.prefill_chunk)
+    info = _info(settings, model, plan, identity, token_count(source, model.config.vocab_size))
+    engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()
     engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
@@ -133,7 +135,7 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str) -> EngineInfo:
+def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: str, token_count: int) -> EngineInfo:
     device = model.device
     return EngineInfo(
         model_name=settings.model.id or default_name(settings.model.artifact),
@@ -141,7 +143,7 @@ def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: 
         device="cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}",
         weights_dtype=str(model.dtype).removeprefix("torch."),
         kv_dtype=settings.engine.kv_dtype,
-        vocab_size=model.config.vocab_size,
+        vocab_size=token_count,
         max_context=settings.engine.max_context,
         max_concurrency=settings.engine.max_concurrency,
         kv_capacity_tokens=plan.kv_capacity_tokens,
