@@ -73,6 +73,10 @@ class Payload:
             return Path(os.path.realpath(self._entry_path)).with_name(name)
         return beside
 
+    def part_bytes(self, index: int) -> int:
+        """Size that the continuation ``index`` must have."""
+        return PART_PAYLOAD_START + self._records[index].payload_bytes
+
     def _open_part(self, index: int) -> PayloadFile:
         path = self.part_path(index)
         try:
@@ -96,7 +100,7 @@ class Payload:
                 f"{path}: belongs to another artifact: id {header.artifact_id.hex()}, expected "
                 f"{self._artifact_id.hex()} of {self._entry_path}"
             )
-        expected = PART_PAYLOAD_START + self._records[index].payload_bytes
+        expected = self.part_bytes(index)
         if status.st_size != expected:
             raise InputError(f"{path}: is {status.st_size} bytes long, expected {expected} (truncated download?)")
         return PayloadFile(path, PART_PAYLOAD_START, file_identity(status))
