@@ -72,7 +72,7 @@ def _from_index(index: Path) -> Iterator[StoredTensor]:
         raise InputError(f"{index}: weight_map must be an object that maps tensor names to file names")
     expected: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
-        if not _is_plain_file_name(shard):
+        if not isinstance(shard, str) or (shard not in expected and not _is_plain_file_name(shard)):
             raise InputError(f"{index}: the file of tensor {plain(name)} must be a plain file name, not {shown(shard)}")
         expected.setdefault(shard, set()).add(name)
         if len(expected) > MAX_SHARDS:
@@ -86,10 +86,9 @@ def _from_index(index: Path) -> Iterator[StoredTensor]:
         yield from tensors.values()
 
 
-def _is_plain_file_name(name: Any) -> bool:
+def _is_plain_file_name(name: str) -> bool:
     return (
-        isinstance(name, str)
-        and name not in ("", ".", "..")
+        name not in ("", ".", "..")
         and not set(name) & set("/\\")
         and name.isprintable()
         and len(name.encode()) <= MAX_FILE_NAME_BYTES

@@ -87,33 +87,50 @@ def _read_json(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int, int]:
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> StoredTensor:
-    where = f"{path}: tensor {plain(name)}"
-    if not isinstance(entry, dict):
-        raise InputError(f"{where}: its header entry must be an object, not {shown(entry)}")
-    dtype = entry.get("dtype")
-    if not isinstance(dtype, str):
-        raise InputError(f"{where}: dtype must be a string, not {shown(dtype)}")
-    shape = _sizes(entry, "shape", where)
-    if len(shape) > MAX_RANK or prod(shape) > MAX_SIZE:
-        raise InputError(f"{where}: shape {shown(list(shape))} is not possible")
-    offsets = _sizes(entry, "data_offsets", where)
-    if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise InputError(f"{where}: data_offsets must be [begin, end], not {list(offsets[:3])}")
-    begin, end = offsets
-    bits = _ELEMENT_BITS.get(dtype)  # a type that nobody asks for may be unknown
-    if bits is not None and prod(shape) * bits != 8 * (end - begin):
-        raise InputError(
-            f"{where}: {end - begin} bytes at data_offsets [{begin}, {end}], but {dtype} {list(shape)} takes "
-            f"{prod(shape) * bits // 8}"
-        )
+    try:
+        dtype, shape, begin, end = _entry(entry)
+    except _EntryError as error:
+        raise InputError(f"{path}: tensor {plain(name)}: {error}") from None
     return StoredTensor(name, dtype, shape, FileSpan(path, data_start + begin, end - begin))
 
 
-def _sizes(entry: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
+class _EntryError(ValueError):
+    """Why the description of a tensor is refused, in one line."""
+
+
+def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """(dtype, shape, begin, end) of a description whose parts fit each other."""
+    if not isinstance(entry, dict):
+        raise _EntryError(f"its header entry must be an object, not {shown(entry)}")
+    dtype = entry.get("dtype")
+    if not isinstance(dtype, str):
+        raise _EntryError(f"dtype must be a string, not {shown(dtype)}")
+    shape = _sizes(entry, "shape")
+    if len(shape) > MAX_RANK or prod(shape) > MAX_SIZE:
+        raise _EntryError(f"shape {shown(list(shape))} is not possible")
+    offsets = _sizes(entry, "data_offsets")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _EntryError(f"data_offsets must be [begin, end], not {list(offsets[:3])}")
+    begin, end = offsets
+    elements = prod(shape)
+    bits = _ELEMENT_BITS.get(dtype)  # a type that nobody asks for may be unknown
+    if bits is not None and elements * bits != 8 * (end - begin):
+        raise _EntryError(
+            f"{end - begin} bytes at data_offsets [{begin}, {end}], but {dtype} {list(shape)} takes "
+            f"{elements * bits // 8}"
+        )
+    return dtype, shape, begin, end
+
+
+def _sizes(entry: Mapping[str, Any], key: str) -> tuple[int, ...]:
     values = entry.get(key)
-    if not isinstance(values, list) or any(type(value) is not int or not 0 <= value <= MAX_SIZE for value in values):
-        raise InputError(f"{where}: {key} must be a list of sizes, not {shown(values)}")
-    return tuple(values)
+    if isinstance(values, list):
+        for value in values:
+            if type(value) is not int or not 0 <= value <= MAX_SIZE:
+                break
+        else:
+            return tuple(values)
+    raise _EntryError(f"{key} must be a list of sizes, not {shown(values)}")
 
 
 def _require_disjoint(path: Path, tensors: Mapping[str, StoredTensor], data_start: int, file_bytes: int) -> None:

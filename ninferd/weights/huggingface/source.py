@@ -52,6 +52,7 @@ class HuggingFaceSource:
         self._sources: dict[str, Mapping[str, Sources]] = {}
         self._matrices: dict[str, StoredMatrix] = {}
         _refuse_foreign_method(directory.config, self._config_path)
+        self._draft = draft_kind(directory.config, str(self._config_path))  # None for a model that is no drafter
 
     @classmethod
     def open(cls, path: Path) -> HuggingFaceSource:
@@ -102,7 +103,7 @@ class HuggingFaceSource:
         taken = {part for name in known for part in self._parts(name)}
         components = {name.split("/", 1)[0] for name in known}
         left_out = tuple(prefix for component, prefix in _TENSOR_PREFIXES.items() if component not in components)
-        if "text" in components and self._text.tie_word_embeddings:
+        if "text" in components and self._draft is None and self._text.tie_word_embeddings:
             left_out += ("lm_head.",)
         others = (name for name in self._tensors if name not in taken and not name.endswith(_IGNORED))
         rest = sorted(name for name in others if not name.startswith(left_out))
@@ -159,12 +160,11 @@ class HuggingFaceSource:
 
     def _named(self, component: str) -> Iterator[tuple[str, Sources]]:
         where = str(self._config_path)
-        kind = draft_kind(self.config, where)
-        if kind is not None:
-            if component == kind:
+        if self._draft is not None:
+            if component == self._draft:
                 table = JsonTable(self.config, where)
-                draft = JsonTable(draft_component(table, kind), where)
-                yield from draft_sources(draft_geometry(draft, kind, draft_target(table)))
+                draft = JsonTable(draft_component(table, self._draft), where)
+                yield from draft_sources(draft_geometry(draft, self._draft, draft_target(table)))
         elif component == "text":
             yield from text_sources(self._text)
         elif component == "mtp" and self._text.attention is not None:

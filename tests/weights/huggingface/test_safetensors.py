@@ -70,6 +70,10 @@ def test_types_that_nobody_asks_for_may_be_unknown(tmp_path: Path) -> None:
         (header_bytes({"x": entry(shape=[-2])}), "tensor x: shape must be a list of sizes"),
         (header_bytes({"x": entry(shape=[2**40, 2**40])}), "tensor x: shape .* is not possible"),
         (header_bytes({"x": entry(shape=[1] * 17)}), "tensor x: shape .* is not possible"),
+        (
+            header_bytes({"x": entry(shape=[2**62] * 400_000)}),
+            "tensor x: shape an array of 400000 items is not possible",
+        ),
         (header_bytes({"x": entry(offsets=[0])}), r"tensor x: data_offsets must be \[begin, end\], not \[0\]"),
         (header_bytes({"x": entry(offsets=[8, 0])}), r"tensor x: data_offsets must be \[begin, end\], not \[8, 0\]"),
         (header_bytes({"x": entry(offsets="ab")}), "tensor x: data_offsets must be a list of sizes"),
@@ -83,6 +87,7 @@ def test_types_that_nobody_asks_for_may_be_unknown(tmp_path: Path) -> None:
         (header_bytes({"x": entry(), "y": entry()}) + bytes(8), "tensor y overlaps x"),
         (header_bytes({"x\n": entry(dtype=[])}), r"tensor 'x\\n': dtype must be a string"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else str(value)[:40],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "model.safetensors"

@@ -22,6 +22,7 @@ from ninferd.weights.parameters.registry import Parameter, parameters
 from ninferd.weights.stored import RowRun
 from tests.support.checkpoints import MOE, TEXT, nested, write_random_checkpoint
 from tests.support.quantised_checkpoints import LAYOUTS, LINEAR, write_quantised
+from tests.weights.huggingface.files import write_directory
 
 Tensors = dict[str, torch.Tensor]
 Values = dict[str, NDArray[np.float64]]
@@ -390,3 +391,94 @@ def test_a_configuration_says_nothing_of_a_tensor(dense: Path, method: str | Non
     (dense / "config.json").write_text(json.dumps(config))
     source = HuggingFaceSource.open(dense)
     assert source.matrix("text/layers/0/mlp/up", 128, 64)[0].matrix.format == "fp32"
+
+
+DRAFTER: dict[str, Any] = {
+    "architectures": ["DFlash2DraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "vocab_size": 96,
+    "intermediate_size": 80,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 1,
+    "num_target_layers": 4,
+    "layer_types": ["full_attention"],
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e7,
+    "dflash_config": {
+        "target_layer_ids": [1, 3],
+        "mask_token_id": 95,
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 8,
+        "selector_top_k": 4,
+    },
+}
+
+
+def drafter_tensors() -> Tensors:
+    """Names and shapes as the documents of DFlash and DFlash2 list them."""
+    layer = {
+        "input_layernorm.weight": (64,),
+        "post_attention_layernorm.weight": (64,),
+        "self_attn.q_proj.weight": (64, 64),
+        "self_attn.k_proj.weight": (32, 64),
+        "self_attn.v_proj.weight": (32, 64),
+        "self_attn.o_proj.weight": (64, 64),
+        "self_attn.q_norm.weight": (16,),
+        "self_attn.k_norm.weight": (16,),
+        "mlp.gate_proj.weight": (80, 64),
+        "mlp.up_proj.weight": (80, 64),
+        "mlp.down_proj.weight": (64, 80),
+        "attention_conv.base_kernel": (2, 2, 64),
+        "attention_conv.kernel_projection.weight": (16, 64),
+        "mlp_conv.base_kernel": (2, 2, 64),
+        "mlp_conv.kernel_projection.weight": (16, 64),
+    }
+    shapes = {f"layers.0.{name}": shape for name, shape in layer.items()} | {
+        "fc.weight": (64, 128),
+        "hidden_norm.weight": (64,),
+        "norm.weight": (64,),
+        "candidate_selector.hidden_projection.weight": (8, 64),
+        "candidate_selector.predecessor_codebook": (96, 8),
+        "candidate_selector.successor_codebook": (96, 8),
+    }
+    generator = torch.Generator().manual_seed(11)
+    return {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def test_a_drafter_is_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    tensors = drafter_tensors()
+    write_directory(tmp_path, {"model.safetensors": tensors}, config=DRAFTER)
+    source = HuggingFaceSource.open(tmp_path)
+    names = {
+        "feature_projection": "fc.weight",
+        "context_norm": "hidden_norm.weight",
+        "final_norm": "norm.weight",
+        "layers/0/post_attention_norm": "layers.0.post_attention_layernorm.weight",
+        "layers/0/attention/query": "layers.0.self_attn.q_proj.weight",
+        "layers/0/attention/context_key": "layers.0.self_attn.k_proj.weight",
+        "layers/0/attention/context_value": "layers.0.self_attn.v_proj.weight",
+        "layers/0/attention/key_norm": "layers.0.self_attn.k_norm.weight",
+        "layers/0/mlp/down": "layers.0.mlp.down_proj.weight",
+        "layers/0/mlp_conv/base_kernel": "layers.0.mlp_conv.base_kernel",
+        "layers/0/attention_conv/kernel_projection": "layers.0.attention_conv.kernel_projection.weight",
+        "candidate_selector/hidden_projection": "candidate_selector.hidden_projection.weight",
+        "candidate_selector/successor_codebook": "candidate_selector.successor_codebook",
+    }
+    for parameter, tensor in names.items():
+        expected = tensors[tensor].numpy()
+        np.testing.assert_array_equal(source.array(f"dflash2/{parameter}", expected.shape), expected)
+    key = source.matrix("dflash2/layers/0/attention/key", 32, 64)
+    assert source.matrix("dflash2/layers/0/attention/context_key", 32, 64) == key
+    assert not source.has("text/token_embedding")
+    assert not source.has("dflash/context_norm")
+    target = model_geometry(component_configs(TEXT | {"vocab_size": 96}, "c") | component_configs(DRAFTER, "c"), "c")
+    source.require_no_others(frozenset(each.name for each in parameters(target) if each.component == "dflash2"))
+    with pytest.raises(InputError, match=r"unexpected tensors: layers\.0\.mlp_conv\.kernel_projection\.weight"):
+        source.require_no_others(
+            frozenset(each.name for each in parameters(target) if not each.name.endswith("mlp_conv/kernel_projection"))
+        )
