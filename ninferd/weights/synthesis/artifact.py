@@ -91,12 +91,12 @@ class _Filling:
         planes = self._writer.planes(record.id)
         for begin in range(0, record.shape[0], pool.rows):
             down, across = (int(generator.integers(count)) for count in pool.turns)
-            for name, plane in pool.turned(down, across).items():
-                piece = plane[: record.shape[0] - begin]
+            pieces = {name: plane[: record.shape[0] - begin] for name, plane in pool.turned(down, across).items()}
+            if begin == 0 and record.format == NVFP4:
+                pieces["divisors"] = np.full(record.divisors, pool.divisor, "<f4")
+            for name, piece in pieces.items():
                 planes.write(name, piece)
                 self._advance(piece.nbytes)
-        if record.format == NVFP4:
-            planes.write("divisors", struct.pack("<f", pool.divisor) * record.divisors)
         planes.close()
 
     def _put_direct(self, weight: Weight) -> None:

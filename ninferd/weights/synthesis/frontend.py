@@ -11,7 +11,7 @@ from ninferd.weights.locate import artifact_path
 from ninferd.weights.parameters.geometry import ModelGeometry, VisionGeometry
 from ninferd.weights.token_domain import read_token_domain
 
-EMBEDDED = "embedded:ninfer-tiny"
+EMBEDDED = "embedded:ninfer-tiny-bf16"
 LONGEST_EDGE_PIXELS, SHORTEST_EDGE_PIXELS = 16777216, 65536
 
 

@@ -34,10 +34,11 @@ class SyntheticSource:
     """
 
     def __init__(self, model: SyntheticModel, encoders: Encoders) -> None:
+        self.geometry = model.geometry
         self._model = model
         self._encoders = encoders
-        self._parameters = {parameter.name: parameter for parameter in parameters(model.geometry)}
-        self._targets = aliases(model.geometry, model.recipe)
+        self._parameters = {parameter.name: parameter for parameter in parameters(self.geometry)}
+        self._targets = aliases(self.geometry, model.recipe)
         self._pools: dict[tuple[PoolKey, torch.device], _DevicePool] = {}
 
     @property
@@ -46,7 +47,7 @@ class SyntheticSource:
 
     @property
     def config(self) -> dict[str, Any]:
-        configs = component_configs_of(self._model.geometry)
+        configs = component_configs_of(self.geometry)
         return huggingface_config({name: configs[name] for name in ("text", "vision", "mtp") if name in configs})
 
     def resource(self, name: str) -> bytes | None:
@@ -82,7 +83,7 @@ class SyntheticSource:
         """Fill the tensors of a layout: turns of a pool, one below the other."""
         name = str(layout.copies[0].spans[0].path)
         format = BF16 if "values" in tensors else layout.format
-        key = PoolKey(format, layout.columns, matrix_sigma(self._parameters[name], self._model.geometry))
+        key = PoolKey(format, layout.columns, matrix_sigma(self._parameters[name], self.geometry))
         flat = {plane: tensor.flatten(0, -1 if plane == "multiplier" else -2) for plane, tensor in tensors.items()}
         rows = len(next(iter(flat.values())))
         pool = self._pool(key, next(iter(tensors.values())).device)
