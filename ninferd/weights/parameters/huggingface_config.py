@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ninferd.weights.json_table import JsonTable, shown
+from ninferd.weights.model_types import MOE_TYPES, type_problem
 from ninferd.weights.parameters.component_configs import (
     ATTENTION_SIZES,
     GATED_DELTA_SIZES,
@@ -21,9 +22,6 @@ from ninferd.weights.parameters.geometry import DraftKind
 from ninferd.weights.parameters.huggingface_draft import draft_component
 
 Components = dict[str, dict[str, Any]]
-
-_TEXT_TYPES = {"qwen3_5": False, "qwen3_5_text": False, "qwen3_5_moe": True, "qwen3_5_moe_text": True}
-"""``model_type`` to whether it is a mixture of experts."""
 
 _TEXT_ARCHITECTURES = (
     "Qwen3_5ForCausalLM",
@@ -163,13 +161,13 @@ def _require_architecture(top: JsonTable) -> None:
 
 def _is_moe(text: JsonTable) -> bool:
     model_type = text.string("model_type")
-    if model_type not in _TEXT_TYPES:
-        raise text.error("model_type", f"is {shown(model_type)}; supported: {', '.join(_TEXT_TYPES)}")
-    return _TEXT_TYPES[model_type]
+    if problem := type_problem(model_type):
+        raise text.error("model_type", problem)
+    return model_type in MOE_TYPES
 
 
 def _architecture(model_type: str, kind: str) -> str:
-    return f"Qwen3_5{'Moe' if _TEXT_TYPES[model_type] else ''}{kind}"
+    return f"Qwen3_5{'Moe' if model_type in MOE_TYPES else ''}{kind}"
 
 
 def _refuse_unusual(table: JsonTable, rules: tuple[tuple[str, tuple[object, ...]], ...]) -> None:
