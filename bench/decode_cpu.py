@@ -1,6 +1,6 @@
 """Greedy decode speed on the CPU: the engine against transformers' ``generate``, same weights, same threads, one run.
 
-    python bench/decode_cpu.py [--artifact embedded:ninfer-tiny] [--threads 2] [--tokens 128] [--rounds 3]
+    python bench/decode_cpu.py [--artifact embedded:ninfer-tiny-bf16] [--threads 2] [--tokens 128] [--rounds 3]
 
 Both are timed as the difference between generating many tokens and one, so that prefill drops out; rounds alternate
 between the two, and the best round of each counts. Needs transformers (``pip install -e .[dev]``).
@@ -20,7 +20,7 @@ from ninferd.config.schema import Settings
 from ninferd.engine.build import build_engine
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import GenerationRequest, PromptIdentity, SamplingParams, TokensGenerated
-from ninferd.weights.locate import artifact_directory
+from ninferd.weights.locate import artifact_path
 
 STREAMS = (1, 8)
 PROMPT_TOKENS = 64
@@ -31,14 +31,14 @@ Prompts = list[list[int]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", default="embedded:ninfer-tiny")
+    parser.add_argument("--artifact", default="embedded:ninfer-tiny-bf16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
-    theirs = load_transformers(artifact_directory(args.artifact))
+    theirs = load_transformers(artifact_path(args.artifact))
     ours = load_engine(args.artifact, PROMPT_TOKENS + args.tokens)
     print("streams  ninferd tok/s  transformers tok/s  ratio   aim  same tokens")
     for streams in STREAMS:

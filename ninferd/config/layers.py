@@ -66,7 +66,7 @@ def load(sources: ConfigSources, drop_in: Document | None = None) -> ResolvedCon
     layers = reader.layers()
     problems = [*reader.problems, *(problem for layer in layers for problem in layer_problems(layer))]
     if not problems and not any("artifact" in layer.tree.get("model", {}) for layer in layers):
-        reason = 'required: the path of a model directory, or "embedded:ninfer-tiny"'
+        reason = 'required: the path of a .ninfer file or a model directory, or "embedded:ninfer-tiny"'
         problems.append(Problem(str(sources.base_file), "model.artifact", reason))
     if problems:
         raise ConfigError(problems)

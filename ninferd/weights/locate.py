@@ -10,7 +10,7 @@ from ninferd.config.files import open_regular
 from ninferd.errors import InputError
 
 EMBEDDED_PREFIX = "embedded:"
-EMBEDDED_PATHS = {"ninfer-tiny": "ninfer_tiny", "ninfer-tiny-bf16": "ninfer_tiny"}
+EMBEDDED_PATHS = {"ninfer-tiny": "ninfer_tiny_nvfp4/ninfer-tiny.ninfer", "ninfer-tiny-bf16": "ninfer_tiny"}
 """Name to path under ``ninferd/assets``."""
 
 ENTRY_MAGIC = b"NINFER\0"
@@ -85,6 +85,3 @@ def _embedded_path(name: str) -> Path:
         known = ", ".join(EMBEDDED_PREFIX + each for each in EMBEDDED_PATHS)
         raise InputError(f"model.artifact: there is no embedded model {name!r}; known: {known}")
     return Path(str(files("ninferd") / "assets" / EMBEDDED_PATHS[name]))
-
-
-artifact_directory = artifact_path

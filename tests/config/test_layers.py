@@ -163,7 +163,8 @@ def test_a_missing_base_file_is_an_empty_one_unless_asked_for(tmp_path: Path) ->
 
 def test_a_missing_artifact_says_what_to_give(tmp_path: Path) -> None:
     assert refusal(sources(tmp_path, "")) == [
-        f'{tmp_path}/ninferd.toml: model.artifact: required: the path of a model directory, or "embedded:ninfer-tiny"'
+        f"{tmp_path}/ninferd.toml: model.artifact: required: the path of a .ninfer file or a model directory, or "
+        '"embedded:ninfer-tiny"'
     ]
 
 

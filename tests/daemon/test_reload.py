@@ -20,6 +20,7 @@ from ninferd.daemon.reload import Reloader, keep_process_values
 from ninferd.daemon.serving import Serving, first_serving, load_config
 from ninferd.engine.messages import EngineInfo
 from ninferd.weights.identity import model_identity
+from ninferd.weights.locate import artifact_path
 from tests.daemon.fake_engine import INFO
 from tests.daemon.support import run, settings
 from tests.support.frontends import tiny_directory
@@ -230,6 +231,32 @@ def test_model_behind_a_link_is_another_one_once_the_link_points_elsewhere(tmp_p
     after = setup.reload()
     assert setup.engine.replaced == [after.settings]
     assert after.frontend.model_identity == model_identity(tmp_path / "two")
+
+
+def test_artifact_that_was_replaced_is_another_model(tmp_path: Path) -> None:
+    artifact = tmp_path / "m.ninfer"
+    shutil.copy(artifact_path("embedded:ninfer-tiny"), artifact)
+    setup = make(tmp_path, f'[model]\nartifact = "{artifact}"\n')
+    setup.engine.info = msgspec.structs.replace(INFO, model_identity=setup.reloader.current.frontend.model_identity)
+    assert setup.reload().status.generation == 2
+    assert setup.engine.replaced == []
+    shutil.copy(artifact, tmp_path / "new")
+    (tmp_path / "new").replace(artifact)
+    after = setup.reload()
+    assert setup.engine.replaced == [after.settings]
+    assert after.frontend.model_identity == model_identity(artifact)
+
+
+def test_artifact_that_is_broken_now_keeps_the_old_one(tmp_path: Path) -> None:
+    artifact = tmp_path / "m.ninfer"
+    shutil.copy(artifact_path("embedded:ninfer-tiny"), artifact)
+    setup = make(tmp_path, f'[model]\nartifact = "{artifact}"\n')
+    whole = artifact.read_bytes()
+    artifact.write_bytes(whole[:-1])
+    before = setup.reloader.current.frontend
+    after = setup.reload()
+    assert f"m.ninfer: is {len(whole) - 1} bytes long, expected {len(whole)}" in str(after.status.last_reload_error)
+    assert after.frontend is before
 
 
 def test_secrets_do_not_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
