@@ -129,7 +129,9 @@ def _container(inspection: Inspection) -> Iterator[str]:
         yield _field("file", f"{file.name}: {_bytes(file.size_bytes)}{'' if file.is_there else ', MISSING'}")
     if inspection.payload_start is not None and inspection.payload_bytes is not None:
         yield _field("payload", f"{_bytes(inspection.payload_bytes)} from byte {inspection.payload_start:,}")
-    yield _field("holds", ", ".join(f"{count} {noun}" for noun, count in inspection.counts.items()))
+    yield _field(
+        "holds", ", ".join(f"{count} {noun[: -1 if count == 1 else None]}" for noun, count in inspection.counts.items())
+    )
     for key in ("converter", "recipe", "upgraded_from"):
         if key in inspection.provenance:
             yield _field(key.replace("_", " "), json.dumps(inspection.provenance[key], ensure_ascii=False).strip('"'))
@@ -139,7 +141,7 @@ def _components(inspection: Inspection) -> Iterator[str]:
     shares = inspection.shares("component")
     for name in dict.fromkeys((*inspection.components, *shares)):
         summary = inspection.components.get(name, "")
-        size = f"{_bytes(shares[name].size_bytes)} in {shares[name].tensors} tensors" if name in shares else ""
+        size = f"{_bytes(shares[name].size_bytes)} in {_counted(shares[name].tensors)}" if name in shares else ""
         yield _field(name, "; ".join(part for part in (summary, size) if part))
 
 
@@ -215,7 +217,11 @@ def _joined(names: tuple[str, ...]) -> str:
 
 
 def _field(name: str, text: str, width: int = 12) -> str:
-    return f"  {name:<{width}} {text}"
+    return f"  {name:<{width}} {text}".rstrip()
+
+
+def _counted(tensors: int) -> str:
+    return f"{tensors} tensor{'' if tensors == 1 else 's'}"
 
 
 def _bytes(count: int) -> str:

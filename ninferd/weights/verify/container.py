@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninferd.errors import InputError
-from ninferd.weights.artifact.directory import Binding, TensorObject
+from ninferd.weights.artifact.directory import Binding, Component, TensorObject, Use
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.artifact.text import plain
 from ninferd.weights.formats.minifloat import float32_of_bf16
@@ -27,9 +27,9 @@ MAX_AUXILIARY_ELEMENTS = 1 << 24
 GAP_CHUNK_BYTES = 1 << 20
 
 
-def check_resources(artifact: Artifact, findings: Findings) -> None:
+def check_resources(artifact: Artifact, components: Mapping[str, Component], findings: Findings) -> None:
     """Resources of components must be UTF-8, and JSON objects where their name says so."""
-    for component in artifact.components.values():
+    for component in components.values():
         for role, object_id in component.resources.items():
             with findings.collected():
                 _check_resource(artifact, role, object_id)
@@ -47,10 +47,10 @@ def _check_resource(artifact: Artifact, role: str, object_id: str) -> None:
         raise InputError(f"{where}: is not valid JSON: {error}") from None
 
 
-def check_auxiliaries(artifact: Artifact, findings: Findings) -> None:
+def check_auxiliaries(artifact: Artifact, uses: Iterable[Use], findings: Findings) -> None:
     """Tensors that uses refer to, each once."""
     seen: set[tuple[str, Binding]] = set()
-    for use in artifact.uses:
+    for use in uses:
         for role, binding in use.auxiliaries.items():
             if (role, binding) not in seen:
                 seen.add((role, binding))
@@ -100,7 +100,9 @@ def check_gaps(artifact: Artifact, findings: Findings) -> None:
                 first = artifact.payload.spans(start + int(nonzero[0]), 1)[0]
             count += len(nonzero)
     if first is not None:
-        findings.warn(f"{first.path}: {count} bytes between values are not zero, the first at byte {first.offset}")
+        findings.warn(
+            f"{first.path}: {count} of the bytes between values are not zero, the first is byte {first.offset}"
+        )
 
 
 def _gaps(artifact: Artifact) -> Iterator[tuple[int, int]]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from ninferd.weights.artifact.directory import TensorObject
+from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.huggingface.directory import read_directory
-from ninferd.weights.huggingface.safetensors import StoredTensor
 from ninferd.weights.huggingface.source import HuggingFaceSource
 from ninferd.weights.parameters.geometry import ModelGeometry
 from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import StoredMatrix
-from ninferd.weights.verify.checkpoint import named_matrices, plain_matrices, tensors_by_matrix
+from ninferd.weights.verify.checkpoint import NamedMatrix, named_matrices, plain_matrices, tensors_by_matrix
 from ninferd.weights.verify.container import check_auxiliaries, check_gaps, check_resources
 from ninferd.weights.verify.findings import Findings
-from ninferd.weights.verify.model import check_frontend, check_parameters, geometry_of
+from ninferd.weights.verify.model import check_frontend, check_parameters, directory_of, geometry_of
 from ninferd.weights.verify.values import scan, scanned_bytes
 
 OnProgress = Callable[[int, int], None]
@@ -30,32 +30,48 @@ def verify_model(path: Path, *, with_values: bool, on_progress: OnProgress) -> F
     """
     findings = Findings()
     if path.is_dir():
-        directory = read_directory(path)
-        checkpoint = HuggingFaceSource(directory)
-        geometry = _check_model(checkpoint, findings)
-        matrices = _checkpoint_matrices(checkpoint, directory.tensors, geometry, findings)
-        if with_values:
-            _scan_all(matrices, findings, on_progress)
-        return findings
-    source = ArtifactSource.open(path)
-    _check_model(source, findings)
-    check_resources(source.artifact, findings)
-    check_auxiliaries(source.artifact, findings)
-    matrices = _artifact_matrices(source, findings)
-    if with_values:
-        _scan_all(matrices, findings, on_progress)
-        with findings.collected():
-            check_gaps(source.artifact, findings)
+        _verify_directory(path, findings, on_progress if with_values else None)
+    else:
+        _verify_artifact(path, findings, on_progress if with_values else None)
     return findings
 
 
-def _check_model(source: ModelSource, findings: Findings) -> ModelGeometry | None:
-    """The geometry, if the configuration gives one."""
-    geometry = None
+def _verify_directory(path: Path, findings: Findings, on_progress: OnProgress | None) -> None:
+    directory = read_directory(path)
+    named: dict[str, NamedMatrix] = {}
     with findings.collected():
-        geometry = geometry_of(source)
-        check_parameters(source, geometry, findings)
-        check_frontend(source, geometry, findings)
+        source = HuggingFaceSource(directory)
+        geometry = _check_model(source, findings)
+        named = named_matrices(source, geometry, findings)
+    _, others = tensors_by_matrix(directory.tensors, named)
+    if on_progress is not None:
+        matrices = [*(each.matrix for each in named.values()), *plain_matrices(others.values())]
+        _scan_all(matrices, findings, on_progress)
+
+
+def _verify_artifact(path: Path, findings: Findings, on_progress: OnProgress | None) -> None:
+    """What can be said of the container does not depend on whether its model is known."""
+    artifact = Artifact.open(path)
+    with findings.collected():
+        directory = directory_of(artifact)
+        check_resources(artifact, directory.components, findings)
+        check_auxiliaries(artifact, directory.uses, findings)
+        _check_model(ArtifactSource(artifact), findings)
+    matrices = []
+    for object_id, entry in artifact.objects.items():  # those of no parameter too
+        if isinstance(entry, TensorObject):
+            with findings.collected():
+                matrices.append(artifact.matrix(object_id))
+    if on_progress is not None:
+        _scan_all(matrices, findings, on_progress)
+        with findings.collected():
+            check_gaps(artifact, findings)
+
+
+def _check_model(source: ModelSource, findings: Findings) -> ModelGeometry:
+    geometry = geometry_of(source)
+    check_parameters(source, geometry, findings)
+    check_frontend(source, geometry, findings)
     return geometry
 
 
@@ -71,22 +87,3 @@ def _scan_all(matrices: list[StoredMatrix], findings: Findings, on_progress: OnP
     for matrix in matrices:
         with findings.collected():
             scan(matrix, findings, advance)
-
-
-def _artifact_matrices(source: ArtifactSource, findings: Findings) -> list[StoredMatrix]:
-    """All tensors, those of no parameter too."""
-    matrices = []
-    for object_id, entry in source.artifact.objects.items():
-        if isinstance(entry, TensorObject):
-            with findings.collected():
-                matrices.append(source.artifact.matrix(object_id))
-    return matrices
-
-
-def _checkpoint_matrices(
-    source: HuggingFaceSource, tensors: Mapping[str, StoredTensor], geometry: ModelGeometry | None, findings: Findings
-) -> list[StoredMatrix]:
-    """Matrices in the layouts that they are stored in, and all other tensors of numbers as they are."""
-    named = {} if geometry is None else named_matrices(source, geometry, findings)
-    _, others = tensors_by_matrix(tensors, named)
-    return [*(each.matrix for each in named.values()), *plain_matrices(others.values())]

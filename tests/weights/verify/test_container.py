@@ -37,7 +37,7 @@ def with_auxiliary(path: Path, role: str, format: str, values: Chunk, shape: tup
         (Use("p", "in", "A16Only", {role: binding}), Use("p", "other", "A16Only", {role: binding})),
     )
     findings = Findings()
-    check_auxiliaries(write(path, contents, {"w": bytes(8), "x": values}), findings)
+    check_auxiliaries(write(path, contents, {"w": bytes(8), "x": values}), contents.uses, findings)
     return findings
 
 
@@ -114,7 +114,7 @@ def test_resources(path: Path, name: str, content: bytes, error: str) -> None:
         {},
     )
     findings = Findings()
-    check_resources(write(path, contents, {"good": b"{}", "bad": content}), findings)
+    check_resources(write(path, contents, {"good": b"{}", "bad": content}), contents.components, findings)
     assert len(findings.errors) == 1
     assert findings.errors[0].startswith(f"{path}: resource {name} (object bad): {error}")
 
@@ -133,5 +133,5 @@ def test_bytes_between_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         raw[offset] = 1
     path.write_bytes(raw)
     check_gaps(Artifact.open(path), findings)
-    assert findings.warnings == [f"{path}: 3 bytes between values are not zero, the first at byte 4351"]
+    assert findings.warnings == [f"{path}: 3 of the bytes between values are not zero, the first is byte 4351"]
     assert findings.errors == []
