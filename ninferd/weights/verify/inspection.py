@@ -217,8 +217,10 @@ def _add_checkpoint(result: Inspection, directory: CheckpointDirectory, findings
 
 
 def _matrix_row(named: NamedMatrix, parts: list[StoredTensor]) -> TensorRow:
+    """One row for the values or codes and all their scales, under the name of the former."""
+    spans = next(iter(named.matrix.planes.values())).spans
     return TensorRow(
-        name=parts[0].name,
+        name=next(tensor.name for tensor in parts if tensor.span in spans),
         shape=(named.matrix.rows, named.matrix.columns),
         format=named.matrix.format,
         layout=None,
@@ -250,7 +252,7 @@ def _add_model(result: Inspection, source: ModelSource, findings: Findings) -> M
         if geometry.text.tie_word_embeddings and "text/output_head" in missing:
             missing.remove("text/output_head")
         if missing:
-            raise InputError(f"{source.path}: {len(missing)} parameters are missing, the first is {missing[0]}")
+            raise InputError(f"{source.path}: {len(missing)} of its parameters are missing, the first is {missing[0]}")
         description = describe(source, text_plan(geometry.text))
         result.weights_profile, result.weights_summary = description.name, description.summary()
     return geometry
