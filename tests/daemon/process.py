@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
-import shutil
+import re
 import signal
 import socket
 import subprocess
@@ -15,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from ninferd.weights.locate import artifact_path
 from tests.daemon.http_client import WAIT_S, ChatClient
-from tests.support.frontends import tiny_directory
 
 NINFERD = Path(sys.executable).with_name("ninferd")
 
@@ -133,10 +132,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def endless_model(directory: Path) -> Path:
-    """The embedded model with an end token that it never produces, so that a stream lasts as long as asked for."""
-    shutil.copytree(tiny_directory(), directory)
-    path = directory / "generation_config.json"
-    unused_id = json.loads((directory / "config.json").read_text())["vocab_size"] - 1
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": unused_id}))
-    return directory
+def endless_model(path: Path) -> Path:
+    """The embedded artifact with end tokens that it never produces, so that a stream lasts as long as asked for."""
+    content = artifact_path("embedded:ninfer-tiny").read_bytes()
+    ends = re.compile(rb'("eos_token_id": \[\s*)4065(,\s*)4063(\s*\])')
+    changed, count = ends.subn(rb"\g<1>4095\g<2>4094\g<3>", content)
+    assert count == 1
+    path.write_bytes(changed)
+    return path

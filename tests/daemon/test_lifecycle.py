@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from tests.daemon.http_client import finish_reason, has_error
 from tests.daemon.process import DaemonProcess, endless_model
+from tests.support.frontends import tiny_directory
 
 EMBEDDED = '[model]\nartifact = "embedded:ninfer-tiny"\n'
 
@@ -185,10 +187,10 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
             assert daemon.wait_exit() == 1
 
 
-def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path: Path, endless: Path) -> None:
-    config = json.loads((endless / "config.json").read_text())
+def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    endless_model(broken)
+    shutil.copytree(tiny_directory(), broken)
+    config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] * 2}))
     with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{broken}"\n') as daemon:
         assert "has shape" in daemon.wait_log("cannot start | ")
@@ -197,8 +199,8 @@ def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path:
 
 def test_model_that_does_not_load_ends_the_daemon(tmp_path: Path) -> None:
     """Weights are hashed by the engine, which says how far it is."""
-    model = endless_model(tmp_path / "model")
-    (model / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+    model = endless_model(tmp_path / "model.ninfer")
+    (tmp_path / "model.ninfer.sha256").write_text(f"{'0' * 64}  model.ninfer\n")
     with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{model}"\nverify_hash = true\n') as daemon:
         assert "SHA-256 is " in daemon.wait_log("engine failed | ")
         daemon.wait_notify("STATUS=checking SHA-256: ")
