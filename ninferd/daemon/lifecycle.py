@@ -41,6 +41,7 @@ from ninferd.daemon.stats_dump import read_stats
 from ninferd.daemon.supervisor import EngineGaveUpError, Supervisor
 from ninferd.engine.messages import LoadProgress
 from ninferd.errors import NinferError
+from ninferd.weights.stored import forget_maps
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def _prepare(sources: ConfigSources) -> tuple[Serving, HypercornConfig]:
     serving = first_serving(resolved)
     http = hypercorn_config(open_listener(settings.server.host, settings.server.port), settings)
     logger.info("listening on %s", format_address(settings.server.host, settings.server.port))
+    forget_maps()
     return serving, http
 
 
@@ -206,6 +208,7 @@ class Daemon:
         self._notifier.reloading()
 
     def reload_finished(self, serving: Serving) -> None:
+        forget_maps()
         self._console.set_footer("")
         self._publish(serving)
 

@@ -21,6 +21,7 @@ from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
 from ninferd.weights.locate import artifact_path, default_name
 from ninferd.weights.opening import prepare_source
+from ninferd.weights.stored import forget_maps
 from ninferd.weights.token_domain import token_count
 
 KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -54,6 +55,7 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
     info = _info(settings, model, plan, identity, token_count(source, model.config.vocab_size))
     engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
+    forget_maps()
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()
     engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)

@@ -131,6 +131,12 @@ def read_spans(spans: Sequence[FileSpan]) -> bytes:
     return b"".join(_mapped(span) for span in spans)
 
 
+def forget_maps() -> None:
+    """Let go of the files that are mapped here; a file deleted meanwhile gives its disk space back only then."""
+    with _maps_lock:
+        _maps.clear()
+
+
 def _mapped(span: FileSpan) -> memoryview:
     if span.size_bytes == 0:
         return memoryview(b"")

@@ -187,6 +187,24 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
             assert daemon.wait_exit() == 1
 
 
+def test_a_model_that_is_served_can_be_deleted(tmp_path: Path) -> None:
+    """Neither process keeps the file, so its disk space is free at once, also after a reload to another one."""
+    first, second = endless_model(tmp_path / "first.ninfer"), endless_model(tmp_path / "second.ninfer")
+    with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{first}"\nid = "endless"\n') as daemon:
+        daemon.wait_notify("READY=1")
+        for pid in (daemon.pid, daemon.child_pid):
+            assert str(first) not in Path(f"/proc/{pid}/maps").read_text()
+        daemon.write_config(f'[model]\nartifact = "{second}"\nid = "endless"\n')
+        first.unlink()
+        daemon.send(signal.SIGHUP)
+        daemon.wait_notify("RELOADING=1")
+        daemon.wait_notify("READY=1")
+        daemon.wait_log("reload done")
+        for pid in (daemon.pid, daemon.child_pid):
+            assert str(tmp_path) not in Path(f"/proc/{pid}/maps").read_text()
+        assert not [link for link in Path(f"/proc/{daemon.pid}/fd").iterdir() if link.readlink().suffix == ".ninfer"]
+
+
 def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(tiny_directory(), broken)
