@@ -19,7 +19,7 @@ from ninferd.weights.artifact.plan import plan_artifact
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.formats.decode import decode_rows
 from ninferd.weights.formats.encode import NumpyEncoders
-from ninferd.weights.parameters.registry import parameters
+from ninferd.weights.parameters.registry import Parameter, parameters
 from ninferd.weights.synthesis import pool
 from ninferd.weights.synthesis.artifact import write_synthetic
 from ninferd.weights.synthesis.model import SyntheticModel, plan_synthetic
@@ -69,17 +69,23 @@ def test_statistics_of_every_parameter(
         else:
             found = source.array(name, shape).astype(np.float64)
         assert np.isfinite(found).all(), name
-        if name.endswith("a_log"):
-            assert (found >= 0).all()
-            assert (found <= np.log(16)).all()
-        if name.endswith("dt_bias"):
-            steps = np.log1p(np.exp(found))
-            assert (steps > 0.999e-3).all()
-            assert (steps < 0.1001).all()
         if name.endswith(("_norm", "/norm", "norm1_weight", "norm2_weight", "norm_weight")):
             centre = 1 if name.endswith("gdn/norm") or name.startswith("vision/") else 0
             assert abs(found.mean() - centre) < 0.1, name
             assert 0.05 < found.std() < 0.15, name
+
+
+def test_decays_and_time_steps() -> None:
+    """exp(a_log) uniform from 1 to 16, softplus(dt_bias) log-uniform from 0.001 to 0.1."""
+    generator = np.random.default_rng(8)
+    names = ("text/layers/0/gdn/a_log", "text/layers/0/gdn/dt_bias")
+    a_log, dt_bias = (direct_values(Parameter(name, (20_000,), "fp32"), 0, generator) for name in names)
+    rates = np.exp(a_log.astype(np.float64))
+    logs = np.log10(np.log1p(np.exp(dt_bias.astype(np.float64))))
+    for found, lowest, highest in ((rates, 1, 16), (logs, -3, -1)):
+        assert (found.min(), found.max()) == pytest.approx((lowest, highest), abs=0.002 * (highest - lowest))
+        assert found.mean() == pytest.approx((lowest + highest) / 2, abs=0.02 * (highest - lowest))
+        assert found.std() == pytest.approx((highest - lowest) / sqrt(12), rel=0.03)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -56,6 +56,12 @@ def test_values_of_every_matrix(
                 assert np.linalg.matrix_rank(values) == 256
 
 
+def test_layers_differ(tmp_path: Path) -> None:
+    matrices = loaded(source_of(tmp_path, DENSE, "nvfp4"))
+    first, second = (matrix_values(matrices[f"text/layers/{layer}/mlp/down"][0]) for layer in (0, 1))
+    assert not np.array_equal(first, second)
+
+
 def test_experts_differ(tmp_path: Path) -> None:
     stack = loaded(source_of(tmp_path, MOE, "nvfp4"))["text/layers/0/moe/gate_up"][0]
     codes = stack.codes  # type: ignore[union-attr]
