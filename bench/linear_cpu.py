@@ -2,15 +2,15 @@
 
     python bench/linear_cpu.py [--shapes 256x256 1024x512 4096x1024] [--seconds 0.3]
 
-Prints nanoseconds per weight, of one call, and the ratio to weights kept in bfloat16 (below 1 is faster). The kinds take
-turns, and the best call of each counts, so that other work on the machine falls on all of them alike.
+Prints nanoseconds per weight, of one call, and the ratio to weights kept in bfloat16 (below 1 is faster). The kinds
+take turns, and the best call of each counts, so that other work on the machine falls on all of them alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,9 +51,7 @@ def compare(outputs: int, inputs: int, seconds: float) -> None:
 
 def times(weights: dict[str, PackedLinear], x: Tensor, seconds: float) -> dict[str, float]:
     """Seconds of the best call by kind."""
-    calls: dict[str, Callable[[], Tensor]] = {
-        kind: (lambda packed=packed: linear(x, packed)) for kind, packed in weights.items()
-    }
+    calls = {kind: partial(linear, x, packed) for kind, packed in weights.items()}
     for call in calls.values():
         call()
     best = dict.fromkeys(calls, float("inf"))

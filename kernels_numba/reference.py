@@ -9,12 +9,53 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.shapes import L2_EPS, AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``x [N, K]`` times ``weight [M, K]`` transposed, ``[N, M]``."""
     return x @ weight.T
+
+
+def dequantised(matrix: Matrix) -> Tensor:
+    """Float64 weights ``[N, K]`` of one matrix, by the formula of its kind."""
+    match matrix:
+        case DenseMatrix():
+            return matrix.values.double()
+        case Nvfp4Matrix():
+            codes = torch.stack([matrix.codes & 15, matrix.codes >> 4], -1).flatten(1)
+            magnitude = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)[(codes & 7).long()]
+            scales = _e4m3(matrix.scales).repeat_interleave(16, 1)
+            values: Tensor = torch.where(codes < 8, magnitude, -magnitude)
+            return values * scales * matrix.multiplier.double()[:, None]
+        case Fp8RowMatrix():
+            return _e4m3(matrix.codes) * matrix.multiplier.double()[:, None]
+        case Fp8BlockMatrix():
+            scales = matrix.scales.double()[matrix.block_of_row.long()].repeat_interleave(128, 1)
+            return _e4m3(matrix.codes) * scales[:, : matrix.columns]
+        case GroupedMatrix():
+            codes = _unpacked(matrix.codes, min(matrix.bits, 4) if matrix.bits < 8 else 8)
+            if matrix.high is not None:
+                codes = codes + 16 * _unpacked(matrix.high, matrix.bits - 4)
+            signed = codes - (codes >= 1 << (matrix.bits - 1)) * (1 << matrix.bits)
+            scales = matrix.scales.double().repeat_interleave(matrix.group_columns, 1)
+            return (signed * scales)[:, : matrix.columns]
+
+
+def _e4m3(words: Tensor) -> Tensor:
+    """E4M3FN: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinity, all ones is NaN."""
+    exponent, mantissa = (words.int() >> 3) & 15, (words & 7).double()
+    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7).double()
+    magnitude = torch.where(exponent == 0, mantissa * 2.0**-9, normal)
+    magnitude = magnitude.masked_fill((words & 0x7F) == 0x7F, torch.nan)
+    return torch.where(words < 128, magnitude, -magnitude)
+
+
+def _unpacked(plane: Tensor, bits: int) -> Tensor:
+    """Unsigned codes of ``bits`` bits, the lowest of a byte first."""
+    shifts = torch.arange(0, 8, bits)
+    return ((plane.int()[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

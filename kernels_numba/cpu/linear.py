@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels_numba.cpu.decoding import add_products_of_row, decode
 from kernels_numba.cpu.jit import ORDERED, compiled
-from kernels_numba.cpu.products import add_products
-from kernels_numba.cpu.tiles import TILE, DenseTiles, TiledSegment, tiled
+from kernels_numba.cpu.steps import add_products, decode
+from kernels_numba.cpu.tiles import TILE, Float32Tiles, TiledSegment, tiled
 from kernels_numba.matrices import Matrix, joined
 from kernels_numba.shapes import PackedLinear
 
 BLOCK_COLUMNS = 128
 """Columns that are decoded at a time: 64 rows of them fill most of the first cache. A multiple of all groups."""
+MANY_ROWS = 8
+"""From here on weights are decoded into memory first; fewer rows decode them where they are multiplied."""
 
 
 def pack_linear(*matrices: Matrix) -> PackedLinear:
@@ -26,47 +27,53 @@ def pack_linear(*matrices: Matrix) -> PackedLinear:
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     out = torch.empty(x.shape[0], packed.outputs)
-    rows, products, first = x.numpy(), out.numpy(), 0
+    rows, products, first = x.contiguous().numpy(), out.numpy(), 0
     for segment in cast(tuple[TiledSegment, ...], packed.segments):
-        kernel = _linear if isinstance(segment.tiles, DenseTiles) else _coded_linear
-        kernel(rows, segment.tiles, first, segment.rows, products)
+        if len(rows) < MANY_ROWS or isinstance(segment.tiles, Float32Tiles):
+            _linear(rows, segment.tiles, first, segment.rows, products)
+        else:
+            _blockwise_linear(rows, segment.tiles, _scratch(), first, segment.rows, products)
         first += segment.rows
     return out
+
+
+def _scratch() -> Float32Tiles:
+    """One tile of decoded columns."""
+    nothing = np.empty((1, 0, TILE), np.uint8)
+    return Float32Tiles(np.empty((1, BLOCK_COLUMNS, TILE), np.float32), nothing, nothing, nothing)
 
 
 @compiled(ORDERED)
 def _linear(x: Any, tiles: Any, first: Any, outputs: Any, out: Any) -> None:
     """``out[:, first : first + outputs] = x @ weights.T``."""
-    values = tiles.values
     sums = np.empty((x.shape[0], TILE), np.float32)
-    for tile in range(values.shape[0]):
+    for tile in range(tiles.codes.shape[0]):
         sums[:] = 0
-        add_products(x, values[tile], sums)
-        begin = tile * TILE
-        width = min(TILE, outputs - begin)
-        for row in range(x.shape[0]):
-            for c in range(width):
-                out[row, first + begin + c] = sums[row, c]
+        add_products(tiles, tile, x, 0, x.shape[1], sums)
+        _write(sums, tiles, tile, first, outputs, out)
 
 
 @compiled(ORDERED)
-def _coded_linear(x: Any, tiles: Any, first: Any, outputs: Any, out: Any) -> None:
-    """As ``_linear``, of weights that are decoded once for all rows, some columns at a time."""
-    rows, columns = x.shape
-    weights = np.empty((BLOCK_COLUMNS, TILE), np.float32)
-    sums = np.empty((rows, TILE), np.float32)
+def _blockwise_linear(x: Any, tiles: Any, decoded: Any, first: Any, outputs: Any, out: Any) -> None:
+    """As ``_linear``; every weight is decoded once, into ``decoded``, for all rows."""
+    sums = np.empty((x.shape[0], TILE), np.float32)
     for tile in range(tiles.codes.shape[0]):
         sums[:] = 0
-        if rows == 1:
-            add_products_of_row(tiles, tile, x[0], sums[0])
-        else:
-            for k in range(0, columns, BLOCK_COLUMNS):
-                count = min(BLOCK_COLUMNS, columns - k)
-                decode(tiles, tile, k, count, weights)
-                add_products(x[:, k : k + count], weights[:count], sums)
-        begin = tile * TILE
-        width = min(TILE, outputs - begin)
-        multiplier = tiles.multiplier[tile, 0]
-        for row in range(rows):
+        for column in range(0, x.shape[1], BLOCK_COLUMNS):
+            count = min(BLOCK_COLUMNS, x.shape[1] - column)
+            decode(tiles, tile, column, count, decoded.codes[0])
+            add_products(decoded, 0, x, column, count, sums)
+        _write(sums, tiles, tile, first, outputs, out)
+
+
+@compiled(ORDERED)
+def _write(sums: Any, tiles: Any, tile: Any, first: Any, outputs: Any, out: Any) -> None:
+    """Sums of a tile to their columns of ``out``, times the multiplier of each if there is one."""
+    begin = tile * TILE
+    width = min(TILE, outputs - begin)
+    for row in range(sums.shape[0]):
+        for multiplier in tiles.multiplier[tile]:
             for c in range(width):
-                out[row, first + begin + c] = sums[row, c] * multiplier[c]
+                sums[row, c] *= multiplier[c]
+        for c in range(width):
+            out[row, first + begin + c] = sums[row, c]

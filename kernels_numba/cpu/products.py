@@ -18,16 +18,6 @@ ROWS = 4
 
 
 @compiled(ORDERED)
-def add_products(x: Any, w: Any, sums: Any) -> None:
-    """``sums [N, C] += x [N, K] @ w [K, C]``."""
-    fours = x.shape[0] // ROWS * ROWS
-    for row in range(0, fours, ROWS):
-        add_products_of_four(x[row : row + ROWS], w, sums[row : row + ROWS])
-    for row in range(fours, x.shape[0]):
-        add_products_of_one(x[row], w, sums[row])
-
-
-@compiled(ORDERED)
 def add_products_of_four(x: Any, w: Any, sums: Any) -> None:
     """``sums [4, C] += x [4, K] @ w [K, C]``, four terms per pass so that the sums stay in registers meanwhile."""
     inner, columns = w.shape

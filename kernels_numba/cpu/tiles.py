@@ -15,53 +15,55 @@ from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, Gr
 TILE = 64
 """Output rows that are worked on together: four AVX-512 registers."""
 STEP_COLUMNS = 8
-"""Columns that are decoded together; all codes are padded to a multiple with zeros."""
+"""Columns that are decoded together; codes are padded to a multiple with zeros."""
 
 
-class DenseTiles(NamedTuple):
-    """Values in float32 or in the bits of bfloat16."""
+class Tiles(NamedTuple):
+    """Planes of stored weights, the words of 64 rows side by side; the class says which format."""
 
-    values: Any  # [..., T, K, 64]
-
-
-class CodedTiles(NamedTuple):
-    """Planes of a quantised format, each the bytes of its rows side by side. The class of a format is its type."""
-
-    codes: Any  # uint8 [..., T, bytes, 64]
-    high: Any  # uint8 [..., T, bytes, 64], no bytes in most formats
-    scales: Any  # [..., T, groups, 64], no groups in a format without
-    multiplier: Any  # float32 [..., T, 1, 64]
+    codes: Any  # [..., T, words, 64]: uint8; uint16 for bfloat16, or float32
+    high: Any  # uint8 [..., T, words, 64], high bits of 5- and 6-bit codes; in others, no words
+    scales: Any  # [..., T, groups, 64]; no groups in a format without
+    multiplier: Any  # float32 [..., T, 1 or 0, 64], for the sums
 
 
-class Nvfp4Tiles(CodedTiles):
-    """Pairs of E2M1 codes, E4M3 scales."""
+class Float32Tiles(Tiles):
+    """Plain values."""
 
 
-class Fp8RowTiles(CodedTiles):
-    """E4M3 codes."""
+class Bfloat16Tiles(Tiles):
+    """Plain values by their bits."""
 
 
-class Fp8BlockTiles(CodedTiles):
-    """E4M3 codes, float32 scales of 128 columns."""
+class Nvfp4Tiles(Tiles):
+    """Two E2M1 codes a byte, E4M3 scales, a multiplier."""
 
 
-class Int2Tiles(CodedTiles):
-    """Four codes a byte; float16 scales as in all grouped formats."""
+class Fp8RowTiles(Tiles):
+    """E4M3 codes, a multiplier."""
 
 
-class Int4Tiles(CodedTiles):
+class Fp8BlockTiles(Tiles):
+    """E4M3 codes, float32 scales."""
+
+
+class Int2Tiles(Tiles):
+    """Four codes a byte; float16 scales by their bits, as in all grouped formats."""
+
+
+class Int4Tiles(Tiles):
     """Two codes a byte."""
 
 
-class Int5Tiles(CodedTiles):
+class Int5Tiles(Tiles):
     """The low bits of two codes a byte, the high bits of eight."""
 
 
-class Int6Tiles(CodedTiles):
+class Int6Tiles(Tiles):
     """The low bits of two codes a byte, the high bits of four."""
 
 
-class Int8Tiles(CodedTiles):
+class Int8Tiles(Tiles):
     """One code a byte."""
 
 
@@ -72,7 +74,7 @@ GROUPED_TILES = {2: Int2Tiles, 4: Int4Tiles, 5: Int5Tiles, 6: Int6Tiles, 8: Int8
 class TiledSegment:
     """Rows of one format, or a stack of such."""
 
-    tiles: DenseTiles | CodedTiles
+    tiles: Tiles
     rows: int
 
     @property
@@ -88,36 +90,41 @@ def tiled(matrix: Matrix) -> TiledSegment:
     return TiledSegment(_tiled(matrix), matrix.rows)
 
 
-def _tiled(matrix: Matrix) -> DenseTiles | CodedTiles:
+def _tiled(matrix: Matrix) -> Tiles:
+    """Kernels decode words that mean no number to some number: here their rows get a multiplier of NaN."""
     match matrix:
         case DenseMatrix():
-            return DenseTiles(stored(_tiles(_narrowed(matrix.values))))
+            values = _narrowed(matrix.values)
+            return _planes(Bfloat16Tiles if values.dtype == torch.bfloat16 else Float32Tiles, _padded(values))
         case Nvfp4Matrix():
-            return _coded(Nvfp4Tiles, matrix, matrix.scales, matrix.multiplier)
+            multiplier = _nan_where(_is_e4m3_nan(matrix.scales), matrix.multiplier)
+            return _planes(Nvfp4Tiles, matrix.codes, scales=matrix.scales, multiplier=multiplier)
         case Fp8RowMatrix():
-            return _coded(Fp8RowTiles, matrix, None, matrix.multiplier)
+            multiplier = _nan_where(_is_e4m3_nan(matrix.codes), matrix.multiplier)
+            return _planes(Fp8RowTiles, _padded(matrix.codes), multiplier=multiplier)
         case Fp8BlockMatrix():
-            rows = matrix.block_of_row.long()[..., None].expand(*matrix.block_of_row.shape, matrix.scales.shape[-1])
-            return _coded(Fp8BlockTiles, matrix, matrix.scales.gather(-2, rows), None)
+            blocks = matrix.block_of_row.long()[..., None].expand(*matrix.block_of_row.shape, matrix.scales.shape[-1])
+            multiplier = _nan_where(_is_e4m3_nan(matrix.codes))
+            return _planes(
+                Fp8BlockTiles, _padded(matrix.codes), scales=matrix.scales.gather(-2, blocks), multiplier=multiplier
+            )
         case GroupedMatrix():
-            scales = matrix.scales.view(torch.uint16)
-            return _coded(GROUPED_TILES[matrix.bits], matrix, scales, None, matrix.high)
+            multiplier = _nan_where(~matrix.scales.isfinite())
+            bits = matrix.scales.view(torch.uint16)
+            return _planes(GROUPED_TILES[matrix.bits], matrix.codes, matrix.high, bits, multiplier)
 
 
-def _coded(
-    kind: type[CodedTiles],
-    matrix: Nvfp4Matrix | Fp8RowMatrix | Fp8BlockMatrix | GroupedMatrix,
-    scales: Tensor | None,
-    multiplier: Tensor | None,
+def _planes(
+    kind: type[Tiles],
+    codes: Tensor,
     high: Tensor | None = None,
-) -> CodedTiles:
-    padding = -matrix.codes.shape[-1] % STEP_COLUMNS if matrix.columns == matrix.codes.shape[-1] else 0
-    codes = functional.pad(matrix.codes, (0, padding))
+    scales: Tensor | None = None,
+    multiplier: Tensor | None = None,
+) -> Tiles:
     nothing = codes.new_empty(*codes.shape[:-1], 0)
-    if multiplier is None:
-        multiplier = torch.ones(codes.shape[:-1])
-    planes = (codes, nothing if high is None else high, nothing if scales is None else scales, multiplier[..., None])
-    return kind(*(_tiles(plane).numpy() for plane in planes))
+    factors = torch.empty(nothing.shape) if multiplier is None else multiplier[..., None]
+    planes = (codes, nothing if high is None else high, nothing if scales is None else scales, factors)
+    return kind(*(stored(_tiles(plane)) for plane in planes))
 
 
 def _narrowed(values: Tensor) -> Tensor:
@@ -127,6 +134,23 @@ def _narrowed(values: Tensor) -> Tensor:
     """
     rounded = values.bfloat16()
     return rounded if torch.equal(rounded.to(values.dtype), values) else values
+
+
+def _padded(codes: Tensor) -> Tensor:
+    """With whole steps of columns."""
+    return functional.pad(codes, (0, -codes.shape[-1] % STEP_COLUMNS))
+
+
+def _is_e4m3_nan(words: Tensor) -> Tensor:
+    return (words & 0x7F) == 0x7F
+
+
+def _nan_where(is_nan: Tensor, multiplier: Tensor | None = None) -> Tensor | None:
+    """``multiplier [..., N]``, NaN in rows where ``is_nan [..., N, X]`` holds anywhere."""
+    rows = is_nan.any(-1)
+    if not rows.any():
+        return multiplier
+    return (torch.ones(rows.shape) if multiplier is None else multiplier).masked_fill(rows, torch.nan)
 
 
 def _tiles(plane: Tensor) -> Tensor:

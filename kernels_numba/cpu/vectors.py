@@ -5,11 +5,11 @@ No instruction is of one processor: LLVM turns a look-up into a permutation of r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import types
 from numba.core import cgutils
 
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
@@ -26,9 +26,12 @@ class VectorBuilder:
         self._context = context
         self._builder = builder
         self.lanes = lanes
+        self._registers = 4 if lanes == 16 else 2
 
     def pointer(self, array_type: Any, array: Any, *index: Any) -> Any:
         """Where the element at leading indices ``index`` of a C-contiguous array begins; nothing checks them."""
+        if array_type.layout != "C":
+            raise TypeError(f"{array_type} is not C-contiguous")
         view = self._context.make_array(array_type)(self._context, self._builder, array)
         shape = cgutils.unpack_tuple(self._builder, view.shape, array_type.ndim)
         offset = ir.Constant(INT64, 0)
@@ -46,6 +49,16 @@ class VectorBuilder:
         """``index * factor``."""
         return self._builder.mul(index, ir.Constant(index.type, factor))
 
+    def plus(self, index: Any, number: int) -> Any:
+        """``index + number``."""
+        return self._builder.add(index, ir.Constant(index.type, number))
+
+    def register_blocks(self, count: int) -> list[list[int]]:
+        """First lanes of the registers of ``count`` values, as many together as their sums can stay in registers."""
+        lanes = list(range(0, count, self.lanes))
+        size = self._registers
+        return [lanes[first : first + size] for first in range(0, len(lanes), size)]
+
     def load_scalar(self, pointer: Any, offset: int) -> Any:
         """The float32 ``offset`` elements behind ``pointer``, in all lanes."""
         return self._splat(self._builder.load(self._builder.gep(pointer, [ir.Constant(INT64, offset)])))
@@ -54,8 +67,11 @@ class VectorBuilder:
         """Float32 values from ``offset`` elements behind ``pointer``."""
         return self._load(pointer, offset, FLOAT32, 4)
 
-    def load_words(self, pointer: Any, offset: int, bits: int = 8) -> Any:
-        """Words of 8 or 16 bits as int32, zero-extended."""
+    def load(self, array_type: Any, pointer: Any, offset: int) -> Any:
+        """Words of an array as int32, zero-extended; float32 values as they are."""
+        if array_type.dtype == types.float32:
+            return self.load_floats(pointer, offset)
+        bits = array_type.dtype.bitwidth
         return self._builder.zext(self._load(pointer, offset, ir.IntType(bits), bits // 8), self._vector(INT32))
 
     def store(self, values: Any, pointer: Any, offset: int) -> None:
@@ -67,7 +83,7 @@ class VectorBuilder:
         return self._builder.and_(shifted, self.integers((1 << bits) - 1))
 
     def looked_up(self, table: Sequence[float], index: Any) -> Any:
-        """``table[index]`` of 4, 8 or 16 entries; the index has no higher bits."""
+        """``table[index]`` of up to 16 entries; the index has no higher bits."""
         if len(table) <= self.lanes:
             return self._permuted(table, index)
         low = self._builder.and_(index, self.integers(self.lanes - 1))
@@ -85,21 +101,22 @@ class VectorBuilder:
             found = self._builder.insert_element(found, entry, place)
         return found
 
-    def minifloat(self, words: Any, mantissa_bits: int, bias: int, sign_bit: int, first_nan: int) -> Any:
-        """Words of an IEEE-like format as float32, exactly; magnitudes from ``first_nan`` on are NaN.
+    def bfloat16(self, words: Any) -> Any:
+        """Bits of bfloat16 as float32."""
+        return self._builder.bitcast(self._builder.shl(words, self.integers(16)), self._vector(FLOAT32))
+
+    def minifloat(self, words: Any, mantissa_bits: int, bias: int, sign_bit: int) -> Any:
+        """Words of an IEEE-like format as float32, exactly; those of infinities and NaN as large numbers.
 
         With the exponent rebiased, a normal word is its value g. A subnormal one with mantissa m reads as
         g = t/2 * (1 + m), t being the smallest normal value, and is t * m = 2 g - t: the smaller of the two is right
         for both, and no float32 subnormals, which are slow, come up.
         """
         builder = self._builder
-        magnitude = builder.and_(words, self.integers((1 << sign_bit) - 1))
-        shifted = builder.shl(magnitude, self.integers(23 - mantissa_bits))
-        normal = builder.bitcast(builder.add(shifted, self.integers((127 - bias) << 23)), self._vector(FLOAT32))
-        subnormal = builder.fadd(builder.fadd(normal, normal), self._floats(-(2.0 ** (1 - bias))))
+        magnitude = builder.shl(self.field(words, 0, sign_bit), self.integers(23 - mantissa_bits))
+        normal = builder.bitcast(builder.add(magnitude, self.integers((127 - bias) << 23)), self._vector(FLOAT32))
+        subnormal = self.add_product(self._floats(-(2.0 ** (1 - bias))), normal, self._floats(2.0))
         value = builder.select(builder.fcmp_ordered("<", normal, subnormal), normal, subnormal)
-        is_nan = builder.icmp_unsigned(">=", magnitude, self.integers(first_nan))
-        value = builder.select(is_nan, self._floats(math.nan), value)
         sign = builder.and_(builder.shl(words, self.integers(31 - sign_bit)), self.integers(-(1 << 31)))
         bits = builder.or_(builder.bitcast(value, self._vector(INT32)), sign)
         return builder.bitcast(bits, self._vector(FLOAT32))

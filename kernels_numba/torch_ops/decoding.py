@@ -45,7 +45,7 @@ def scratch_bytes_per_weight(dtype: torch.dtype) -> int:
 
 def _scale_groups(values: Tensor, scales: Tensor) -> Tensor:
     """Multiply, in place, equal runs of columns by their scales ``[N, groups]``; rounded once."""
-    values.view(*scales.shape, -1).mul_(scales[..., None])
+    values.view(*scales.shape, values.shape[1] // scales.shape[1]).mul_(scales[..., None])
     return values
 
 
@@ -74,7 +74,7 @@ def _looked_up(codes: Tensor, table: str, dtype: torch.dtype) -> Tensor:
     """``[N, bytes]`` as ``[N, columns]``: each byte becomes the values of its codes."""
     words = _table(table, dtype, codes.device)
     found = words.index_select(0, codes.int().flatten())
-    return found.view(codes.shape[0], -1).view(dtype)
+    return found.view(codes.shape[0], codes.shape[1] * words.shape[1]).view(dtype)
 
 
 @lru_cache(maxsize=64)
