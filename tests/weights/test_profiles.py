@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ninferd.config.groups.model import WeightsProfile
 from ninferd.errors import InputError
+from ninferd.weights.convert.recipes import find_recipe
 from ninferd.weights.loading.plan import TextPlan, text_plan
 from ninferd.weights.parameters.presets import GEOMETRIES
 from ninferd.weights.profiles import PROFILES, WeightsDescription, describe, require_profile, role_of
@@ -207,3 +208,33 @@ def test_a_tied_model_has_no_head() -> None:
 )
 def test_roles(parameter: str, role: tuple[str, int]) -> None:
     assert role_of(parameter) == role
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile"),
+    [
+        ("bf16", "bf16"),
+        ("nvfp4", "qwen36-nvfp4"),
+        ("groupwise-int", "qwen38-groupwise-int"),
+        ("qwen3.8-nvfp4", "qwen38-nvfp4"),
+        ("qwen3_6_27b", "qwen36-groupwise-int"),
+        ("qwen3_8_27b", "qwen38-groupwise-int"),
+        ("qwen3_6_27b_nvfp4", "qwen36-nvfp4"),
+        ("qwen3_8_27b_nvfp4", "qwen38-nvfp4"),
+        ("fp8-importing", "qwen38-nvfp4-mlp"),
+        ("qwen3_8_27b_nvfp4_swift", "qwen36-nvfp4"),
+        ("qwen3_8_27b_nvfp4_qat", "qwen36-nvfp4"),
+        ("qwen3_8_27b_nvfp4_full", "qwen36-nvfp4"),
+        ("qwen3_6_35b_a3b", "qwen36-moe-groupwise-int"),
+        ("qwen3_6_35b_a3b_nvfp4", "qwen36-moe-nvfp4"),
+    ],
+)
+def test_what_the_converter_writes_has_a_name(recipe: str, profile: str) -> None:
+    is_moe = "35b" in recipe
+    rules = find_recipe(recipe, is_moe)
+
+    def format_of(name: str, layer: int) -> str:
+        is_end = name in ("token_embedding", "output_head")
+        return rules.format_of(f"text/{name}" if is_end else f"text/layers/{layer}/{name}", 40 if is_moe else 64)
+
+    assert describe(Stored(format_of), MOE if is_moe else DENSE).name == profile
