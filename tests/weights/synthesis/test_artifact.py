@@ -109,8 +109,8 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_layers_differ(tmp_path: Path) -> None:
     source = write(plan_synthetic(written(tmp_path, DENSE), "nvfp4", 0), tmp_path / "model.ninfer")
-    first, second = (values(source, f"text/layers/{layer}/mlp/down", (256, 384)) for layer in (0, 1))
-    assert not np.array_equal(first, second)
+    found = [values(source, f"text/layers/{layer}/mlp/down", (256, 384)) for layer in range(4)]
+    assert len({each.tobytes() for each in found}) > 1  # of six turns
 
 
 @pytest.mark.parametrize(("config", "recipe"), [(DENSE, "nvfp4"), (DENSE, "groupwise-int"), (MOE, "nvfp4")])

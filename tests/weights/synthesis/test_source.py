@@ -58,8 +58,8 @@ def test_values_of_every_matrix(
 
 def test_layers_differ(tmp_path: Path) -> None:
     matrices = loaded(source_of(tmp_path, DENSE, "nvfp4"))
-    first, second = (matrix_values(matrices[f"text/layers/{layer}/mlp/down"][0]) for layer in (0, 1))
-    assert not np.array_equal(first, second)
+    found = [matrix_values(matrices[f"text/layers/{layer}/mlp/down"][0]) for layer in range(4)]
+    assert len({values.tobytes() for values in found}) > 1  # of six turns
 
 
 def test_experts_differ(tmp_path: Path) -> None:
