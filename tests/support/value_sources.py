@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ninferd.weights.formats.decode import decode_rows
 from ninferd.weights.parameters.geometry import ModelGeometry
-from ninferd.weights.parameters.registry import text_parameters
+from ninferd.weights.parameters.registry import Parameter, text_parameters
 from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import FileSpan, Plane, RowRun, StoredMatrix
 
@@ -30,6 +30,24 @@ def stored_values(source: ModelSource, geometry: ModelGeometry) -> Values:
             runs = source.matrix(each.name, *each.shape)
             values[each.name] = np.concatenate([decode_rows(run.matrix, run.begin, run.end) for run in runs])
     return values
+
+
+def random_values(geometry: ModelGeometry, seed: int) -> Values:
+    """Text parameters with no norm, gate or decay at a special value, in sizes that keep activations near 1."""
+    generator = np.random.default_rng(seed)
+
+    def scaled(parameter: Parameter) -> Any:
+        u = generator.uniform(-1, 1, parameter.shape)
+        kind = parameter.name.rsplit("/", 1)[1]
+        if parameter.direct is None:
+            return 1.5 * u / parameter.shape[1] ** 0.5
+        if kind == "a_log":
+            return np.log(8 + 7.5 * u)
+        if kind in ("dt_bias", "convolution"):
+            return 0.5 * u
+        return 1 + 0.2 * u if kind == "norm" else 0.2 * u
+
+    return {each.name: scaled(each).astype(np.float32) for each in text_parameters(geometry)}
 
 
 class PlainSource:
