@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ninferd.weights.convert.request import Prepared
     from ninferd.weights.formats.encoders import Nvfp4Method
 
-PLAIN_STEP_PERCENT = 10
 MOST_THREADS = 8  # more than this many wait for the disk
 METHODS: dict[str, Nvfp4Method] = {"none": "max_abs", "mse": "least_error"}
 COMPONENTS = ("vision", "mtp", "dflash", "dflash2", "proposal")
@@ -37,7 +36,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description="Writes DST, DST.sha256 and DST.conversion.json, which says what became of every tensor. Quantised "
         "tensors that have the recipe's format already are kept bit for bit.",
     )
-    parser.add_argument("source", nargs="?", type=Path, metavar="SRC", help="Hugging Face model directory")
+    parser.add_argument("source", nargs="?", metavar="SRC", help="Hugging Face model directory, or embedded:NAME")
     parser.add_argument("destination", nargs="?", type=Path, metavar="DST", help="artifact to write")
     _add_contents(parser.add_argument_group("what it holds"))
     how = parser.add_argument_group("how")
@@ -93,11 +92,10 @@ def _add_contents(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--base",
-        type=Path,
         metavar="DIR",
         help="the same model in full precision, for what SRC holds quantised in another format than the recipe's",
     )
-    group.add_argument("--draft", type=Path, metavar="DIR", help="checkpoint of a DFlash or DFlash2 drafter")
+    group.add_argument("--draft", metavar="DIR", help="checkpoint of a DFlash or DFlash2 drafter")
     group.add_argument(
         "--draft-head-counts",
         type=Path,
@@ -119,11 +117,11 @@ def run_convert(args: argparse.Namespace) -> int:
 
     prepared = prepare(
         Request(
-            source=args.source,
+            source=_directory(args.source),
             recipe=args.recipe,
             without=args.without,
-            base=args.base,
-            draft=args.draft,
+            base=None if args.base is None else _directory(args.base),
+            draft=None if args.draft is None else _directory(args.draft),
             draft_head_counts=args.draft_head_counts,
             draft_head_rows=args.draft_head_rows,
             name=args.name,
@@ -157,10 +155,20 @@ def _require_sensible(args: argparse.Namespace) -> None:
         raise InputError("--draft-head-counts and --draft-head-rows: go together")
 
 
+def _directory(text: str) -> Path:
+    from ninferd.cli.model_path import model_path
+
+    path = model_path(text)
+    if not path.is_dir():
+        raise InputError(f"{path}: is not a directory; a Hugging Face model directory is needed")
+    return path
+
+
 def _write(args: argparse.Namespace, prepared: Prepared) -> int:
     import torch
 
     from kernels_numba.quantise import quantiser
+    from ninferd.cli.progress import Progress
     from ninferd.weights.convert.conversion import Output, convert
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -174,7 +182,7 @@ def _write(args: argparse.Namespace, prepared: Prepared) -> int:
         artifact_id=args.artifact_id,
         overwrite=args.force,
     )
-    report = convert(prepared, output, _Progress("weights"), _Progress("checksum"))
+    report = convert(prepared, output, Progress("weights"), Progress("checksum"))
     for file in report["files"]:
         print(f"{output.path.with_name(file['name'])}: {file['bytes']:,} bytes, SHA-256 {file['sha256']}")
     return 0
@@ -208,32 +216,6 @@ def _show_geometry(args: argparse.Namespace) -> int:
 
 def _weights_id(recipe: str) -> str:
     return "nvfp4" if "nvfp4" in recipe else "groupwise-int"
-
-
-class _Progress:
-    """A bar on a terminal, a line for every tenth otherwise; both on standard error."""
-
-    def __init__(self, stage: str) -> None:
-        from ninferd.daemon.console import Console
-
-        self._stage = stage
-        self._console = Console(sys.stderr)
-        self._shown_percent = 0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        from ninferd.daemon.console import progress_bar
-        from ninferd.daemon.units import format_bytes
-        from ninferd.engine.messages import LoadProgress
-
-        percent = done_bytes * 100 // total_bytes
-        if self._console.is_terminal:
-            is_done = done_bytes == total_bytes
-            self._console.set_footer(
-                "" if is_done else progress_bar(LoadProgress(self._stage, done_bytes, total_bytes))
-            )
-        elif percent >= self._shown_percent + PLAIN_STEP_PERCENT:
-            self._shown_percent = percent - percent % PLAIN_STEP_PERCENT
-            self._console.write_line(f"{self._stage}: {self._shown_percent} % of {format_bytes(total_bytes)}")
 
 
 def _components(text: str) -> frozenset[str]:

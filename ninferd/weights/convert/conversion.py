@@ -134,7 +134,7 @@ def _checksums(paths: list[Path], on_hashed: OnProgress) -> Mapping[str, str]:
 
 def _write_text(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text.encode(), 0o666 & ~_umask())
+        write_atomically(path, text.encode(errors="surrogateescape"), 0o666 & ~_umask())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 

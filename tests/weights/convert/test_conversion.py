@@ -100,6 +100,20 @@ def test_an_existing_file_is_replaced_only_on_demand(model: Path, tmp_path: Path
     Artifact.open(path)
 
 
+def test_no_checksum_of_a_replaced_artifact_stays(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.ninfer"
+    run(Request(model, "nvfp4"), path)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    output = Output(path, NumpyEncoders(), overwrite=True)
+    with pytest.raises(KeyboardInterrupt):
+        convert(prepare(Request(model, "bf16")), output, lambda *_: None, interrupted)
+    assert names(tmp_path) == {"m.ninfer"}
+    assert Artifact.open(path).provenance["recipe"] == "bf16"
+
+
 def test_continuations(model: Path, tmp_path: Path) -> None:
     whole, split = tmp_path / "whole.ninfer", tmp_path / "split.ninfer"
     run(Request(model, "nvfp4"), whole, artifact_id=bytes(16))
