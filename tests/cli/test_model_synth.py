@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from ninferd.cli import model_synth
-from ninferd.errors import InputError
+from ninferd.cli import main
 from ninferd.weights.artifact_source import ArtifactSource
 from tests.weights.synthesis.geometries import DENSE, MOE, VISION, written
 
 
 def synth(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    model_synth.register(parser.add_subparsers(required=True))
-    args = parser.parse_args(["synth", *map(str, arguments)])
-    status: int = args.handler(args)
-    return status
+    return main(["model", "synth", *map(str, arguments)])
 
 
 def test_an_artifact_and_one_line_about_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,12 +44,18 @@ def test_experts(tmp_path: Path) -> None:
     assert ArtifactSource.open(path).matrix("text/layers/0/moe/experts/3/down", 256, 128)
 
 
-def test_what_exists_is_kept(tmp_path: Path) -> None:
+def test_what_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.ninfer"
     path.write_text("mine")
-    with pytest.raises(InputError, match="exists already"):
-        synth("qwen3.8-27b", path)
+    assert synth("qwen3.8-27b", path) == 2
+    assert capsys.readouterr().err == f"ninferd: {path}: exists already; it is not overwritten\n"
     assert path.read_text() == "mine"
+
+
+def test_what_is_written_passes_verification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.ninfer"
+    assert synth(written(tmp_path, VISION), path, "--recipe", "qwen3.8-nvfp4") == 0
+    assert main(["model", "verify", str(path)]) == 0
 
 
 @pytest.mark.parametrize("options", [["--seed", "-1"], ["--seed", "x"], ["--without", "text"]])
