@@ -31,7 +31,7 @@ from ninferd.weights.parameters.huggingface_names import (
     text_sources,
     vision_sources,
 )
-from ninferd.weights.stored import RowRun, StoredMatrix, joined
+from ninferd.weights.stored import RowRun, StoredMatrix
 
 MAX_RESOURCE_BYTES = 256 << 20
 
@@ -81,7 +81,7 @@ class HuggingFaceSource:
         found = sum(run.rows for run in runs), source.columns
         if found != (rows, columns) or source.is_transposed:
             raise InputError(f"{self._config_path}: parameter {parameter} is {list(found)}, expected {[rows, columns]}")
-        return joined(runs)
+        return runs
 
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         source = self._source(parameter)
@@ -147,7 +147,7 @@ class HuggingFaceSource:
         return next((each for each in alternatives if is_stored(self._tensors, each.name)), None)
 
     def _runs(self, source: SourceTensor) -> tuple[RowRun, ...]:
-        """One and the same matrix for the same tensor, so that neighbouring rows can be joined."""
+        """One and the same matrix for the same tensor: rows of several parameters may follow each other in it."""
         if source.name not in self._matrices:
             self._matrices[source.name] = stored_matrix(self._tensors, source)
         return tuple(RowRun(self._matrices[source.name], begin, end) for begin, end in source.runs)

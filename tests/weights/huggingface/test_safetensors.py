@@ -56,6 +56,7 @@ def test_types_that_nobody_asks_for_may_be_unknown(tmp_path: Path) -> None:
         (b"", "is not a safetensors file: 0 bytes long"),
         (b"\0" * 40, "header of 0 bytes in a file of 40"),
         (b"garbage, not a header", r"header of \d+ bytes in a file of 21"),
+        ((50).to_bytes(8, "little") + b'{"a":{}}', "header of 50 bytes in a file of 16"),
         (b"\xff" * 8 + b"{}", "header of 18446744073709551615 bytes"),
         ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "header of 100000001 bytes"),
         ((2).to_bytes(8, "little") + b"[]", "its header is an array of 0 items, not an object"),

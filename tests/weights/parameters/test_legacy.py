@@ -23,6 +23,7 @@ from tests.support.legacy_inventory import (
 )
 
 IDENTITIES = list(PUBLISHED_BYTES)
+IDS = ["/".join(identity) for identity in IDENTITIES]
 DENSE = ("qwen3.8-27b", "groupwise-int")
 
 
@@ -39,7 +40,7 @@ def objects_of(model_id: str, weights_id: str, *, with_dflash2: bool = False) ->
     return objects
 
 
-@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids="/".join)
+@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids=IDS)
 def test_published_sizes_follow_from_the_geometry(model_id: str, weights_id: str) -> None:
     entries = legacy_inventory(model_id, weights_id)
     assert len(entries) + len(resources(model_id)) == PUBLISHED_OBJECTS[model_id, weights_id]
@@ -52,7 +53,7 @@ def test_the_published_size_of_another_publisher() -> None:
     assert file_bytes("qwen3.6-27b", "nvfp4", entries, resources("qwen3.8-27b")) == 18_324_067_840
 
 
-@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids="/".join)
+@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids=IDS)
 def test_the_view_binds_every_parameter_once(model_id: str, weights_id: str) -> None:
     objects = objects_of(model_id, weights_id)
     view = legacy_view(model_id, objects, "model.ninfer")
@@ -74,7 +75,7 @@ def test_the_view_binds_every_parameter_once(model_id: str, weights_id: str) -> 
     assert covered == {name: t.elements for name, t in tensors.items() if not name.endswith("input_scale_divisor")}
 
 
-@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids="/".join)
+@pytest.mark.parametrize(("model_id", "weights_id"), IDENTITIES, ids=IDS)
 def test_the_components_are_those_of_the_model(model_id: str, weights_id: str) -> None:
     view = legacy_view(model_id, objects_of(model_id, weights_id), "model.ninfer")
     configs = {name: component.config for name, component in view.components.items()}
