@@ -15,7 +15,7 @@ from ninferd.weights.formats.registry import execution_bytes
 from ninferd.weights.loading.layout import MatrixLayout
 from ninferd.weights.loading.matrices import load_matrices
 from ninferd.weights.stored import RowRun
-from tests.support.matrix_values import matrix_values
+from tests.support.matrix_values import formula_values, matrix_values
 from tests.support.stored_matrices import FORMATS, Encoded, Store, bf16, fp8_rows, nvfp4, nvfp4_swizzled, plain
 from tests.weights.loading.support import CPU, allocated_bytes, loaded, resolved, whole
 
@@ -51,6 +51,8 @@ def test_a_whole_matrix(format: str, store: Store) -> None:
     np.testing.assert_array_equal(matrix_values(matrix), expected)
     assert request.device_bytes == allocated_bytes([matrix]) == execution_bytes(content.format, ROWS, COLUMNS, 4)
     assert request.file_bytes == sum(plane.nbytes for plane in content.planes.values())
+    formula = formula_values(store.matrix(content), 0, ROWS)
+    np.testing.assert_allclose(formula, content.values, rtol=2**-24 if "nvfp4" in format else 0, atol=0)
 
 
 @pytest.mark.parametrize(
