@@ -2,6 +2,7 @@
 
 import json
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,12 @@ def test_train_and_held_out_names_are_disjoint() -> None:
 def test_a_recall_answer_stands_in_its_prompt() -> None:
     exchange = key_value(Source(random.Random(1)), 1500, single=True)
     assert exchange.messages[-1]["content"] in exchange.system + "".join(m["content"] for m in exchange.messages[:-1])
+
+
+def test_held_out_tool_requests_are_those_of_the_first_evaluation() -> None:
+    cases = short_cases(Source(random.Random(2), Split.HELD_OUT), 10, thinking=False)
+    requests = [case.messages[-1]["content"] for label in ("tool-single", "tool-parallel") for case in cases[label]]
+    assert zlib.crc32("\n".join(requests).encode()) == 1242300037
 
 
 def test_references_of_tool_cases_are_well_formed() -> None:

@@ -54,10 +54,10 @@ class Evaluator:
     """A loaded checkpoint that answers cases."""
 
     def __init__(self, directory: Path, device: str, show_wrong: bool = False, rounded: bool = False) -> None:
-        """bf16 on CUDA, fp32 on the CPU; ``rounded`` to the values that the converter stores."""
+        """Computes in fp32, with the weights ``rounded`` to the values that the converter stores or as they are."""
         self.show = show_wrong
         self.device = torch.device(device)
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.dtype = torch.float32
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=self.dtype).to(self.device).eval()
         self.tiny = TinyModel(Shape(), self.dtype)
@@ -177,7 +177,7 @@ def show_greetings(evaluator: Evaluator) -> None:
 
 
 def main() -> None:
-    """Prints a few fixed conversations, then the table row by row."""
+    """Prints a few fixed conversations (unless ``--only`` asks for some rows), then the table row by row."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument(
@@ -194,7 +194,8 @@ def main() -> None:
     arguments = parser.parse_args()
     source = make_source(arguments.seed, Split.HELD_OUT, corpus.read(arguments.text) if arguments.text else [])
     evaluator = Evaluator(arguments.directory, arguments.device, arguments.show_wrong, arguments.nvfp4)
-    show_greetings(evaluator)
+    if not arguments.only:
+        show_greetings(evaluator)
     count, longest = (8, 1024) if arguments.quick else (arguments.count, arguments.longest)
     print(f"{'family':26s} {'n':>5s} {'exact %':>8s} {'formed %':>9s} {'draft %':>8s}", flush=True)
     total = Tally()

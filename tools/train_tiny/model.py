@@ -81,7 +81,7 @@ class Attention(nn.Module):
         q, k, v = (t.view(rows.rows, rows.length, -1, self.dim).transpose(1, 2) for t in (q, k, v))
         o = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         o = o.transpose(1, 2).reshape(-1, self.heads, self.dim)
-        projected: Tensor = self.o_proj(pointwise.gate_output(o, gate).view(-1, self.heads * self.dim))
+        projected: Tensor = self.o_proj(pointwise.gate_output(o, gate).reshape(-1, self.heads * self.dim))
         return projected
 
 
