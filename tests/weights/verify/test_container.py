@@ -33,8 +33,8 @@ def with_auxiliary(path: Path, role: str, format: str, values: Chunk, shape: tup
     contents = Contents(
         (tensor_object("w", (1, 4), "bf16"), tensor_object("x", shape, format)),
         {"text": Component({})},
-        {"p": Binding((BindingPart("w", 0, 4),), is_whole=True)},
-        (Use("p", "in", "A16Only", {role: binding}), Use("p", "other", "A16Only", {role: binding})),
+        {"p": Binding((BindingPart("w", 0, 2),)), "q": Binding((BindingPart("w", 2, 4),))},
+        (Use("p", "in", "A16Only", {role: binding}), Use("q", "in", "A16Only", {role: binding})),
     )
     findings = Findings()
     check_auxiliaries(write(path, contents, {"w": bytes(8), "x": values}), contents.uses, findings)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.locate import artifact_path
@@ -108,6 +109,17 @@ def test_stop_id_that_is_no_token(directory: Path) -> None:
     assert verify(directory, with_values=False).errors == [
         f"{directory / 'generation_config.json'}: eos_token_id 4096 is none of the 4096 token ids"
     ]
+
+
+def test_directory_that_announces_a_component_and_has_nothing_of_it(directory: Path) -> None:
+    assert json.loads((directory / "config.json").read_text())["mtp_num_hidden_layers"] == 1
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}, path)
+    findings = verify(directory, with_values=False)
+    assert (findings.errors, findings.warnings) == ([], [])
+    save_file({name: tensor for name, tensor in tensors.items() if name != "mtp.norm.weight"}, path)
+    assert verify(directory, with_values=False).errors == [f"{directory}: tensor mtp.norm.weight [256] is missing"]
 
 
 def test_directory_without_a_tokenizer(directory: Path) -> None:
