@@ -28,7 +28,6 @@ def write_synthetic(
     path: Path,
     encoders: Encoders,
     on_progress: OnProgress,
-    max_file_bytes: int | None = None,
 ) -> int:
     """Write the artifact ``path``, which must not exist; returns its size in bytes. The same model, the same bytes.
 
@@ -36,7 +35,7 @@ def write_synthetic(
     """
     contents = model.inventory.contents
     artifact_id = hashlib.sha256(plan_artifact(contents, path.name).json).digest()[:16]
-    writer = ArtifactWriter(path, contents, artifact_id=artifact_id, max_file_bytes=max_file_bytes)
+    writer = ArtifactWriter(path, contents, artifact_id=artifact_id)
     with writer:
         _Filling(model, writer, encoders, on_progress).run()
         writer.publish()
