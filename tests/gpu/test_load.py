@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -105,12 +106,20 @@ def test_logits_are_those_of_the_plain_values(name: str, format: str, device: to
 def test_memory_is_what_was_predicted(format: str, device: torch.device, tmp_path: Path) -> None:
     source = write(tmp_path, geometry_of("dense"), format)
     geometry = text_geometry(text_config(source))
-    predicted = resolve_plan(source, text_plan(geometry), "<u2").device_bytes
+    plan = resolve_plan(source, text_plan(geometry), "<u2")
+    predicted = plan.device_bytes
     before = torch.cuda.memory_allocated(device)
     model = load(source, device, torch.bfloat16)
     allocated = torch.cuda.memory_allocated(device) - before
     assert model.weights_bytes == predicted
-    assert predicted <= allocated <= 1.01 * predicted
+    sizes = [spec.size_bytes for matrix in plan.matrices for part in matrix.layouts for spec in part.tensors.values()]
+    sizes += [4 * prod(parameter.shape) for parameter in plan.arrays]
+    assert predicted <= allocated <= predicted + sum(allocator_slack_bytes(size) for size in sizes)
+
+
+def allocator_slack_bytes(size_bytes: int) -> int:
+    """What torch's allocator may add: it rounds to 512 bytes, and splits no large block for a rest below 1 MiB."""
+    return 512 if size_bytes <= 1 << 20 else 1 << 20
 
 
 def test_a_model_without_room_takes_none(device: torch.device, tmp_path: Path) -> None:
@@ -127,9 +136,10 @@ def little_memory(device: torch.device) -> Iterator[None]:
     """Lets this process have 4 MiB beyond what it holds."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + (4 << 20)) / total, device)
+    index = torch.cuda.current_device()  # the function wants a number
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + (4 << 20)) / total, index)
     yield
-    torch.cuda.set_per_process_memory_fraction(1.0, device)
+    torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
 @pytest.mark.usefixtures("little_memory")
