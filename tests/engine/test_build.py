@@ -115,6 +115,32 @@ def test_caches_that_cannot_fit_are_refused(settings: Settings) -> None:
         _quietly(_changed(settings, kv_capacity=2_000_000_000))
 
 
+def test_weights_without_room_are_refused_before_they_are_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress: list[LoadProgress] = []
+    monkeypatch.setattr("ninferd.engine.build._free_bytes", lambda device: 1 << 19)
+    with pytest.raises(
+        InputError, match=r"the weights do not fit on the host: they need 0\.00 GiB, free are 0\.00 GiB"
+    ):
+        build_engine(settings, progress.append)
+    assert progress == []
+
+
+def test_an_artifact_serves() -> None:
+    """The embedded NVFP4 model against its bfloat16 checkpoint, which has the same values but for a last bit."""
+    tokens = []
+    for artifact in ("embedded:ninfer-tiny", "embedded:ninfer-tiny-bf16"):
+        engine = {"device": "cpu", "kv_dtype": "fp32", "max_context": 256, "max_concurrency": 1, "kv_capacity": 256}
+        built = _quietly(Settings.model_validate({"model": {"artifact": artifact}, "engine": engine}))
+        assert built.info.model_name == artifact.removeprefix("embedded:")
+        prompt = PromptIdentity.from_token_ids(_prompt(40, 1))
+        tokens.append(
+            _generate(built, [GenerationRequest("a", prompt, SamplingParams(seed=0, temperature=0.0), 16, ())])
+        )
+    assert tokens[0] == tokens[1]
+
+
 def test_missing_checkpoint_is_refused(settings: Settings, tmp_path: Path) -> None:
     missing = Settings.model_validate({"model": {"artifact": str(tmp_path / "absent")}})
     with pytest.raises(InputError, match="absent"):

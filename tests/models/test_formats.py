@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -14,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from kernels_numba.cpu.table import CPU_OPS
 from kernels_numba.ops import OpTable
 from kernels_numba.torch_ops.table import TORCH_OPS
+from ninferd.errors import InputError
 from ninferd.models import Qwen3_5Text, text_config
 from ninferd.models.qwen3_5.load import load_text, text_geometry
+from ninferd.weights.artifact.directory import Binding, BindingPart
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.formats.registry import BF16, FP8_ROW, FP32, NVFP4, Q4, Q5, Q6, Q8, T2
 from ninferd.weights.huggingface.source import HuggingFaceSource
@@ -190,3 +193,53 @@ def test_chunks_give_the_same_bits_on_cpu(original: Original, format: str, tmp_p
     model, tokens = load(ArtifactSource.open(path)), prompt_tokens(70)
     whole = Runner.create(model, 1, 70).step({0: tokens}, all_logits=True)
     assert torch.equal(chunked(Runner.create(model, 1, 70), tokens, [1, 2, 64, 3]), whole)
+
+
+def missing(bindings: dict[str, Binding]) -> None:
+    del bindings["text/layers/1/attention/output"]
+
+
+def missing_norm(bindings: dict[str, Binding]) -> None:
+    del bindings["text/layers/1/attention/key_norm"]
+
+
+def too_few_rows(bindings: dict[str, Binding]) -> None:
+    part = bindings["text/layers/1/attention/key"].parts[0]
+    bindings["text/layers/1/attention/key"] = Binding((BindingPart(part.object_id, part.begin, part.end - 128),))
+
+
+def left_over(bindings: dict[str, Binding]) -> None:
+    bindings["text/layers/2/input_norm"] = bindings["text/final_norm"]
+
+
+def embedding_in_two_formats(bindings: dict[str, Binding]) -> None:
+    half = 256 * 128
+    parts = (BindingPart("text/token_embedding", 0, half), BindingPart("text/output_head", half, 2 * half))
+    bindings["text/token_embedding"] = Binding(parts)
+
+
+@pytest.mark.parametrize(
+    ("rebind", "problem"),
+    [
+        (missing, r"parameter text/layers/1/attention/output \[128, 128\] is missing"),
+        (missing_norm, r"parameter text/layers/1/attention/key_norm \[32\] is missing"),
+        (too_few_rows, r"text/layers/1/attention/key: its parts have 8064 elements, expected 8192"),
+        (left_over, r"unexpected parameters: text/layers/2/input_norm"),
+        (
+            embedding_in_two_formats,
+            r"text/token_embedding must be stored in one format, found 256 rows as GroupedMatrix",
+        ),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_cannot_be_loaded_is_named(
+    original: Original, rebind: Callable[[dict[str, Binding]], None], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.ninfer"
+
+    def format_of(parameter: Parameter) -> str:
+        return Q8 if parameter.name == "text/token_embedding" else FP8_ROW
+
+    write_artifact(path, original.geometry, original.values, format_of, is_fused=True, rebind=rebind)
+    with pytest.raises(InputError, match=rf"model\.ninfer: .*{problem}"):
+        load(ArtifactSource.open(path))

@@ -42,15 +42,17 @@ def write_artifact(
     is_fused: bool,
     aliases: Mapping[str, str] | None = None,
     max_file_bytes: int | None = None,
+    rebind: Callable[[dict[str, Binding]], None] = lambda bindings: None,
 ) -> None:
     """Encode and write the text model ``values``, in bfloat16 what cannot be nvfp4.
 
     Fused, projections of one input share an object, all gates and ups of a layer's experts another, all downs a third.
-    ``aliases`` are bound to the elements of other parameters.
+    ``aliases`` are bound to the elements of other parameters; ``rebind`` may change the bindings at last.
     """
     parameters = {each.name: each for each in text_parameters(geometry)}
     parents = _parents(geometry, list(parameters)) if is_fused else [(name,) for name in parameters]
-    objects, bindings, planes = [], {}, {}
+    objects, planes = [], {}
+    bindings: dict[str, Binding] = {}
     for parent in parents:
         members = [name for name in parent if name not in (aliases or {})]
         if not members:
@@ -68,6 +70,7 @@ def write_artifact(
             begin = end
     for alias, name in (aliases or {}).items():
         bindings[alias] = bindings[name]
+    rebind(bindings)
     contents = Contents(tuple(objects), {"text": Component(component_configs_of(geometry)["text"])}, bindings)
     with ArtifactWriter(path, contents, max_file_bytes=max_file_bytes) as writer:
         for object_id, arrays in planes.items():

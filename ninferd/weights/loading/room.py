@@ -9,7 +9,7 @@ import torch
 
 from ninferd.errors import InputError
 
-_GIB = 1 << 30
+_MIB = 1 << 20
 
 
 class WeightsDoNotFitError(InputError):
@@ -20,8 +20,8 @@ def require_room(needed_bytes: int, available_bytes: int, device: torch.device) 
     """Raises WeightsDoNotFitError unless ``needed_bytes`` are free on ``device``."""
     if needed_bytes > available_bytes:
         raise WeightsDoNotFitError(
-            f"the weights do not fit on {_named(device)}: they need {_gib(needed_bytes)}, free are "
-            f"{_gib(available_bytes)}; choose a smaller format or free memory"
+            f"the weights do not fit on {_named(device)}: they need {_mib(needed_bytes)}, free are "
+            f"{_mib(available_bytes)}; choose a smaller format or free memory"
         )
 
 
@@ -39,9 +39,9 @@ def running_out_in_words(needed_bytes: int, device: torch.device) -> Iterator[No
 
 
 def _ran_out(needed_bytes: int, device: torch.device) -> WeightsDoNotFitError:
-    free = f", now free are {_gib(torch.cuda.mem_get_info(device)[0])}" if device.type == "cuda" else ""
+    free = f", now free are {_mib(torch.cuda.mem_get_info(device)[0])}" if device.type == "cuda" else ""
     return WeightsDoNotFitError(
-        f"memory of {_named(device)} ran out while the weights were loaded: they need {_gib(needed_bytes)}{free}"
+        f"memory of {_named(device)} ran out while the weights were loaded: they need {_mib(needed_bytes)}{free}"
     )
 
 
@@ -49,5 +49,5 @@ def _named(device: torch.device) -> str:
     return "the host" if device.type == "cpu" else str(device)
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.2f} GiB"
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:.1f} MiB"
