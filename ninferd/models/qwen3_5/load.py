@@ -108,7 +108,7 @@ class _Weights:
             for each in plan.arrays
         }
         self._packed: dict[str, PackedLinear] = {}
-        generate = getattr(source, "generate", None)
+        generate = getattr(source, "generate", None)  # of a source without files, see weights.loading.assembly
         for key, matrices in load_matrices(plan.matrices, device, on_progress, generate):
             if key == EMBEDDING:
                 self._embedding = _only(matrices, source)
