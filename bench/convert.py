@@ -65,8 +65,11 @@ def main() -> None:
         source, artifact, copy = (Path(folder) / name for name in ("model", "model.ninfer", "copy"))
         source_bytes = write_checkpoint(source, args.layers)
         warm_up(args)
+        cpu_started = cpu_seconds(resource.RUSAGE_SELF)
         copy_seconds = copied(source / "model.safetensors", copy)
+        copy_cpu_seconds = cpu_seconds(resource.RUSAGE_SELF) - cpu_started
         copy.unlink()
+        cpu_started = cpu_seconds(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
         subprocess.run(command(args, source, artifact), check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - started
@@ -80,7 +83,9 @@ def main() -> None:
             "artifact_bytes": sum(file["bytes"] for file in report["files"]),
             "seconds": round(seconds, 1),
             "source_mb_per_s": round(source_bytes / seconds / 1e6),
+            "cpu_seconds": round(cpu_seconds(resource.RUSAGE_CHILDREN) - cpu_started, 1),
             "copy_seconds": round(copy_seconds, 1),
+            "copy_cpu_seconds": round(copy_cpu_seconds, 1),
             "of_copy_speed": round(copy_seconds / seconds, 3),
             "peak_rss_mb": round(peak_bytes / 1e6),
         }
@@ -90,8 +95,8 @@ def main() -> None:
 def command(args: argparse.Namespace, source: Path, artifact: Path) -> list[str]:
     """The conversion as a user starts it."""
     options = ["--recipe", args.recipe, "--search", args.search, "--threads", str(args.threads)]
-    program = [sys.executable, "-m", "ninferd.cli", "model", "convert"]
-    return [*program, str(source), str(artifact), *options, "--device", args.device]
+    program = [sys.executable, "-c", "import sys; from ninferd.cli import main; sys.exit(main())"]
+    return [*program, "model", "convert", str(source), str(artifact), *options, "--device", args.device]
 
 
 def warm_up(args: argparse.Namespace) -> None:
@@ -104,6 +109,12 @@ def warm_up(args: argparse.Namespace) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+
+def cpu_seconds(whose: int) -> float:
+    """Of all threads so far: what a busy machine does not change."""
+    usage = resource.getrusage(whose)
+    return usage.ru_utime + usage.ru_stime
 
 
 def copied(source: Path, target: Path) -> float:

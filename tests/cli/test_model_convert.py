@@ -89,6 +89,16 @@ def test_options_reach_the_conversion(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ArtifactSource.open(tmp_path / "m.ninfer").components == ("text", "mtp")
 
 
+@pytest.mark.parametrize("is_moe", [False, True], ids=["dense", "moe"])
+def test_what_is_written_passes_verification(is_moe: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Checkpoint(is_moe=is_moe, vocabulary=4096).write(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        (source / name).write_bytes((tiny_directory() / name).read_bytes())
+    assert convert(source, tmp_path / "m.ninfer") == 0
+    assert main(["model", "verify", str(tmp_path / "m.ninfer")]) == 0
+    assert "no errors, no warnings; checked structure and values; SHA-256 as expected" in capsys.readouterr().out
+
+
 def test_an_existing_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.ninfer"
     path.write_bytes(b"precious")

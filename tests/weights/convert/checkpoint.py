@@ -64,9 +64,9 @@ VISION = {
 class Checkpoint:
     """Tensors by Hugging Face name, random bfloat16 values unless replaced before ``write``."""
 
-    def __init__(self, *, is_moe: bool = False, is_tied: bool = False, seed: int = 0) -> None:
+    def __init__(self, *, is_moe: bool = False, is_tied: bool = False, vocabulary: int = VOCABULARY) -> None:
         self.is_moe = is_moe
-        text = (MOE if is_moe else TEXT) | {"tie_word_embeddings": is_tied}
+        text = (MOE if is_moe else TEXT) | {"tie_word_embeddings": is_tied, "vocab_size": vocabulary}
         self.config: dict[str, Any] = {
             "architectures": [f"Qwen3_5{'Moe' if is_moe else ''}ForConditionalGeneration"],
             "model_type": "qwen3_5_moe" if is_moe else "qwen3_5",
@@ -75,8 +75,8 @@ class Checkpoint:
             "tie_word_embeddings": is_tied,
         }
         self.tensors: dict[str, torch.Tensor] = {}
-        generator = torch.Generator().manual_seed(seed)
-        for name, shape in self._shapes(is_tied):
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in self._shapes(vocabulary, is_tied):
             self.tensors[name] = (torch.randn(shape, generator=generator) * 0.05).bfloat16()
 
     def write(self, directory: Path) -> Path:
@@ -149,10 +149,10 @@ class Checkpoint:
             f"{block}attn.proj.weight" if part == "attention/output" else f"{block}mlp.linear_{part[-3:]}.weight"
         ]
 
-    def _shapes(self, is_tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{T}embed_tokens.weight", (VOCABULARY, HIDDEN)
+    def _shapes(self, vocabulary: int, is_tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{T}embed_tokens.weight", (vocabulary, HIDDEN)
         if not is_tied:
-            yield "lm_head.weight", (VOCABULARY, HIDDEN)
+            yield "lm_head.weight", (vocabulary, HIDDEN)
         yield f"{T}norm.weight", (HIDDEN,)
         for name, shape in (GATED_DELTA | self._feed_forward()).items():
             yield f"{T}layers.0.{name}", shape
