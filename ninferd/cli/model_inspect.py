@@ -38,7 +38,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
     inspection = inspect_model(model_path(args.path))
     if args.json:
-        print(json.dumps(as_json(inspection), indent=1, ensure_ascii=False))
+        print(json.dumps(as_json(inspection), indent=1))
         return 0
     print(*lines(inspection, every_tensor=args.tensors), sep="\n")
     for problem in inspection.problems:
@@ -103,8 +103,6 @@ def as_json(inspection: Inspection) -> dict[str, Any]:
 
 def lines(inspection: Inspection, *, every_tensor: bool) -> Iterator[str]:
     """The table for people."""
-    from ninferd.daemon.console import printable
-
     sections = (
         _container(inspection),
         _components(inspection),
@@ -113,7 +111,14 @@ def lines(inspection: Inspection, *, every_tensor: bool) -> Iterator[str]:
         _every_tensor(inspection) if every_tensor else _kinds_of_tensors(inspection),
     )
     for section in sections:
-        yield from map(printable, section)
+        yield from map(_escaped, section)
+
+
+def _escaped(line: str) -> str:
+    """Names come out of files: they must not break the table, nor drive the terminal."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _container(inspection: Inspection) -> Iterator[str]:

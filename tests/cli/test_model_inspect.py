@@ -153,10 +153,14 @@ def test_format_of_another_engine_is_listed(tmp_path: Path, capsys: Capture) -> 
 
 def test_text_of_a_file_cannot_drive_the_terminal(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "golden.ninfer"
-    path.write_bytes(damaged(put("\x1b[2Jx", "metadata", "name"), put("t/\x1b]0;x", "objects", 1, "id")))
+    more = {"a": "\ud800\x9b2J"}  # half a character, which no output can hold, and a control sequence of one byte
+    name = put("\x1b[2Jx\n  name y", "metadata", "name")
+    path.write_bytes(damaged(name, put("t/\x1b]0;x", "objects", 1, "id"), put(more, "provenance")))
     out, err = inspect(capsys, path)
     assert "\x1b" not in out + err
-    assert "  name         \\x1b[2Jx" in out
+    assert "  name         \\x1b[2Jx\\n  name y" in out.splitlines()
+    assert inspect_json(capsys, path)["provenance"] == more
+    assert inspect(capsys, path, "--json")[0].isascii()
 
 
 def test_version_2(tmp_path: Path, capsys: Capture) -> None:
