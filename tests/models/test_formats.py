@@ -243,3 +243,10 @@ def test_what_cannot_be_loaded_is_named(
     write_artifact(path, original.geometry, original.values, format_of, is_fused=True, rebind=rebind)
     with pytest.raises(InputError, match=rf"model\.ninfer: .*{problem}"):
         load(ArtifactSource.open(path))
+
+
+def test_a_prediction_finds_a_missing_norm(original: Original, tmp_path: Path) -> None:
+    path = tmp_path / "model.ninfer"
+    write_artifact(path, original.geometry, original.values, all_in(Q8), is_fused=True, rebind=missing_norm)
+    with pytest.raises(InputError, match=r"parameter text/layers/1/attention/key_norm \[32\] is missing"):
+        resolve_plan(ArtifactSource.open(path), text_plan(original.geometry.text), "<u2")
