@@ -134,8 +134,9 @@ def test_divisors_of_activations_come_with_the_matrix(tmp_path: Path) -> None:
 
 
 def test_a_parameter_without_uses_has_no_divisor(tmp_path: Path) -> None:
-    (key,) = opened(tmp_path, with_divisor(96.5)).matrix(f"{GDN}key", 128, 64)
-    assert key.matrix.activation_divisor is None
+    source = opened(tmp_path, with_divisor(96.5))
+    (query,), (key,) = source.matrix(f"{GDN}query", 128, 64), source.matrix(f"{GDN}key", 128, 64)
+    assert (query.matrix.activation_divisor, key.matrix.activation_divisor) == (96.5, None), "rows of one parent"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
