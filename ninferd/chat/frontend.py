@@ -73,7 +73,7 @@ class ChatFrontend:
 
         Raises InputError naming the file and what is wrong with it.
         """
-        identity = model_identity(files.path)
+        identity = model_identity(files.path, files)
         tokenizer = ChatTokenizer.load(files)
         tokenizer_config = json_resource(files, TOKENIZER_CONFIG) or {}
         generation_config = json_resource(files, GENERATION_CONFIG) or {}
