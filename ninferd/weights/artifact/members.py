@@ -42,10 +42,13 @@ class Members:
         return identifier(f"{self.where}: {name}", self._members[name])
 
     def short_name(self, name: str) -> str:
-        """An identifier that is quoted in messages as it is."""
+        """The name of a format, layout or encoding; messages quote it as it is."""
         text = self.identifier(name)
-        if len(text) > MAX_NAME_CHARACTERS:
-            raise InputError(f"{self.where}: {name} has {len(text)} characters; at most {MAX_NAME_CHARACTERS} are read")
+        if len(text) > MAX_NAME_CHARACTERS or not text.isprintable():
+            raise InputError(
+                f"{self.where}: {name} must be a printable name of at most {MAX_NAME_CHARACTERS} characters, found "
+                f"{shown(text)}"
+            )
         return text
 
     def object(self, name: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Artifact:
             values = planes["values"]
             planes["values"] = Plane(values.dtype, (rows, columns), values.spans)
         return StoredMatrix(
-            name=tensor.id,
+            name=plain(tensor.id),
             path=self.path,
             format=tensor.format,
             rows=rows,

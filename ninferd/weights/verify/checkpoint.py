@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
+from ninferd.weights.artifact.text import plain
 from ninferd.weights.formats.registry import BF16, FP8_ROW, FP16, FP32, FP64
 from ninferd.weights.huggingface.quantised import parts_of
 from ninferd.weights.huggingface.safetensors import StoredTensor
@@ -72,7 +73,7 @@ def plain_matrices(tensors: Iterable[StoredTensor]) -> Iterator[StoredMatrix]:
         else:
             continue
         plane = Plane(dtype, (rows, columns), (tensor.span,))
-        yield StoredMatrix(f"tensor {tensor.name}", tensor.span.path, format, rows, columns, {name: plane})
+        yield StoredMatrix(f"tensor {plain(tensor.name)}", tensor.span.path, format, rows, columns, {name: plane})
 
 
 def _weight_name(name: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ninferd.weights.artifact.text import plain
 from ninferd.weights.formats import registry
 from ninferd.weights.formats.packing import unpack
 from ninferd.weights.formats.registry import GROUPED, NVFP4_BLOCK, NVFP4_TILE_COLUMNS, NVFP4_TILE_ROWS
@@ -99,7 +98,7 @@ def _scan_plane(
 
 
 def _label(matrix: StoredMatrix) -> str:
-    return plain(matrix.name) if matrix.name.startswith("tensor ") else f"object {plain(matrix.name)}"
+    return matrix.name if matrix.name.startswith("tensor ") else f"object {matrix.name}"
 
 
 def _place(matrix: StoredMatrix, name: str, index: int) -> tuple[int, ...]:

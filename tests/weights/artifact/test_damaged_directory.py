@@ -133,7 +133,13 @@ CASES: list[tuple[str, list[Damage], str]] = [
     (
         "format of absurd length",
         [put("q" * 1000, *TENSOR, "format")],
-        "object t/bf16: format has 1000 characters; at most 128 are read",
+        "object t/bf16: format must be a printable name of at most 128 characters, found "
+        f"'{'q' * 80}'... (1000 characters)",
+    ),
+    (
+        "layout with a line break",
+        [put("a\nb", *TENSOR, "layout")],
+        "object t/bf16: layout must be a printable name of at most 128 characters, found 'a\\nb'",
     ),
     (
         "resource with a shape",
