@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from kernels_numba.ops import OpTable
+
+_log = logging.getLogger(__name__)
 
 
 def ops_for(device: torch.device, dtype: torch.dtype) -> OpTable:
@@ -13,6 +17,19 @@ def ops_for(device: torch.device, dtype: torch.dtype) -> OpTable:
         from kernels_numba.cpu.table import CPU_OPS
 
         return CPU_OPS
+    if device.type == "cuda" and dtype == torch.bfloat16 and _can_launch():
+        from kernels_numba.nvidia.table import cuda_ops
+
+        return cuda_ops(device)
     from kernels_numba.torch_ops.table import TORCH_OPS
 
     return TORCH_OPS
+
+
+def _can_launch() -> bool:
+    try:
+        import cuda.bindings.driver  # noqa: F401
+    except ImportError as error:
+        _log.warning("torch serves every op, CUDA kernels need the package cuda-bindings: %s", error)
+        return False
+    return True

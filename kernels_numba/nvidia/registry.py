@@ -1,0 +1,11 @@
+"""Every CUDA kernel. A family declares its own in ``<family>_kernels.py``."""
+
+from __future__ import annotations
+
+from kernels_numba.nvidia.kernel import KernelSpec
+
+STREAM_READ = KernelSpec("stream_read", "stream_read", "make", (), "lli", threads=512, min_blocks=2, registers=40)
+
+KERNELS: tuple[KernelSpec, ...] = (STREAM_READ,)
+
+BY_NAME = {spec.name: spec for spec in KERNELS}

@@ -1,0 +1,52 @@
+"""Ops are only served by kernels that agree with the reference, on this device, at this start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_numba.nvidia.launch import Device
+
+_log = logging.getLogger(__name__)
+
+
+class KernelMismatchError(Exception):
+    """A kernel whose results differ from the reference's."""
+
+
+@dataclass(frozen=True)
+class OpGroup:
+    """Ops of the table that one set of kernels serves, and how to find out whether it does."""
+
+    name: str
+    kernels: tuple[str, ...]
+    ops: Mapping[str, Callable[..., Any]]  # by field of OpTable
+    check: Callable[[torch.device], None]  # small inputs against the reference; raises KernelMismatchError
+
+
+def assert_close(kernel: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """KernelMismatchError unless the norm of the difference is within ``tolerance`` of that of what is expected."""
+    expected = expected.double().cpu()
+    difference = float((found.double().cpu() - expected).norm() / expected.norm())
+    if not difference <= tolerance:
+        raise KernelMismatchError(f"{kernel} differs from its reference by {difference:.1e}, more than {tolerance:.1e}")
+
+
+def passing(groups: tuple[OpGroup, ...], device: Device) -> tuple[OpGroup, ...]:
+    """Those whose kernels load and agree with the reference; the journal names the others, with the reason."""
+    served = []
+    for group in groups:
+        try:
+            device.load(group.kernels)
+            group.check(torch.device("cuda", device.index))
+        except Exception as error:  # torch serves what a kernel cannot, for whatever reason
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            _log.warning("torch serves %s instead of CUDA kernels: %s", ", ".join(group.ops), reason)
+        else:
+            served.append(group)
+    return tuple(served)
