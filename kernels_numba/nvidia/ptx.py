@@ -115,6 +115,7 @@ prmt = asm("prmt.b32 $0,$1,$2,$3;", "r", "rrr")
 
 # ---- special registers
 tid_x = asm("mov.u32 $0,%tid.x;", "r", "")
+ntid_x = asm("mov.u32 $0,%ntid.x;", "r", "")
 cta_x = asm("mov.u32 $0,%ctaid.x;", "r", "")
 cta_y = asm("mov.u32 $0,%ctaid.y;", "r", "")
 cta_z = asm("mov.u32 $0,%ctaid.z;", "r", "")
@@ -136,6 +137,7 @@ ldg_u8 = asm("ld.global.u8 $0,[$1];", "r", "l", ORDERED)
 ldg_f = asm("ld.global.f32 $0,[$1];", "f", "l", ORDERED)
 ldg_f2 = asm("ld.global.v2.f32 {$0,$1},[$2];", "ff", "l", ORDERED)
 ldg_f4 = asm("ld.global.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)
+ldg_l2_f4 = asm("ld.global.cg.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)  # what another block wrote
 stg1 = asm("st.global.u32 [$0],$1;", "", "lr", ORDERED)
 stg2 = asm("st.global.v2.u32 [$0],{$1,$2};", "", "lrr", ORDERED)
 stg4 = asm("st.global.v4.u32 [$0],{$1,$2,$3,$4};", "", "lrrrr", ORDERED)
@@ -193,6 +195,11 @@ def cp_wait(groups: int) -> Any:
     """The intrinsic that waits until at most so many groups of copies are under way."""
     return asm(f"cp.async.wait_group {groups};", "", "", BARRIER)
 
+
+# ---- exchange between blocks
+fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
+# old value; counts up to a limit, then starts at 0 again
+atom_inc = asm("atom.acq_rel.gpu.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)
 
 # ---- exchange within a warp
 shfl_xor = asm("shfl.sync.bfly.b32 $0,$1,$2,0x1f,0xffffffff;", "r", "rr", ORDERED)
