@@ -110,6 +110,7 @@ u_shr = ir32(lambda b, x, y: b.lshr(x, y), 2)
 u_add = ir32(lambda b, x, y: b.add(x, y), 2)
 u_mul = ir32(lambda b, x, y: b.mul(x, y), 2)
 u_div = ir32(lambda b, x, y: b.udiv(x, y), 2)  # // of numba is a 64-bit floor division
+u_max = ir32(lambda b, x, y: b.select(b.icmp_unsigned(">", x, y), x, y), 2)
 i_min = ir32(lambda b, x, y: b.select(b.icmp_signed("<", x, y), x, y), 2)
 prmt = asm("prmt.b32 $0,$1,$2,$3;", "r", "rrr")
 
@@ -182,9 +183,13 @@ def smem_base(context: Any) -> Any:  # noqa: ARG001
     return i32(), emit
 
 
+ldg_cg_f4 = asm("ld.global.cg.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)  # past L1: what other blocks wrote
+
 # ---- barriers, asynchronous copies in groups, programmatic dependent launch (nothing below sm_90)
 bar_sync = asm("bar.sync 0;", "", "", BARRIER)
 syncwarp = asm("bar.warp.sync 0xffffffff;", "", "", BARRIER)
+fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
+atomic_inc = asm("atom.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)  # to 0 again after the limit; the old value
 cp_async16 = asm("cp.async.cg.shared.global.L2::256B [$0],[$1],16;", "", "rl", BARRIER)
 cp_commit = asm("cp.async.commit_group;", "", "", BARRIER)
 pdl_wait = asm("griddepcontrol.wait;", "", "", BARRIER)
@@ -237,6 +242,7 @@ h2_lo_f = asm("{.reg .b16 l,h; mov.b32 {l,h},$1; cvt.f32.f16 $0,l;}", "f", "r")
 h2_hi_f = asm("{.reg .b16 l,h; mov.b32 {l,h},$1; cvt.f32.f16 $0,h;}", "f", "r")
 bf2_lo_f = asm("shl.b32 $0,$1,16;", "f", "r")
 bf2_hi_f = asm("and.b32 $0,$1,0xffff0000;", "f", "r")
+h2_add = asm("add.f16x2 $0,$1,$2;", "r", "rr")
 h2_mul = asm("mul.f16x2 $0,$1,$2;", "r", "rr")
 _BROADCAST = "{.reg .b16 l,h; .reg .b32 t; mov.b32 {l,h},$2; mov.b32 t,{%s,%s}; mul.f16x2 $0,$1,t;}"
 h2_mul_lo = asm(_BROADCAST % ("l", "l"), "r", "rr")  # both times the second operand's low half
@@ -275,5 +281,9 @@ sc_first = ir32(lambda b, w: b.and_(b.shl(w, _constant(7)), _constant(_SCALES)),
 sc_second = ir32(lambda b, w: b.and_(w, _constant(_SCALES)), 1)
 sc_first_n = ir32(lambda b, w, o: b.or_(b.and_(b.shl(w, _constant(7)), _constant(_SCALES)), o), 2)
 sc_second_n = ir32(lambda b, w, o: b.or_(b.and_(w, _constant(_SCALES)), o), 2)
+# Bytes of E4M3 in the high bytes of halves: value * 2^-8, also of a subnormal.
+e4m3_halves = ir32(
+    lambda b, w: b.or_(b.and_(w, _constant(0x80008000)), b.and_(b.lshr(w, _constant(1)), _constant(_SCALES))), 1
+)
 H2_EXP16 = 0x40004000
 H2_2P15 = 0x78007800  # 2^15 twice: lifts scale * 2^-8 to scale * 2^7
