@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
@@ -34,8 +35,10 @@ class Unpublished:
         """Create all files, full of zeros. InputError if one exists, if the disk is too full or is not writable."""
         directory = self._paths[0].parent
         try:
-            if not self._overwrite:
-                for path in self._paths:
+            for path in self._paths:
+                if self._overwrite:
+                    require_replaceable(path)
+                else:
                     _require_absent(path)
             needed, free = sum(self._sizes), shutil.disk_usage(directory).free
             if needed > free:
@@ -149,6 +152,21 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except OSError:
         return False
+
+
+def require_replaceable(path: Path) -> None:
+    """InputError if ``path`` is not the name of a file, or of something that a file must not take the place of."""
+    if path.name in ("", ".."):
+        raise InputError(f"{path}: is not the name of a file")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise InputError(f"{path}: exists already and is {kind}; it is not replaced")
 
 
 def _require_absent(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ninferd import __version__
 from ninferd.config.atomic import write_atomically
 from ninferd.errors import InputError
+from ninferd.weights.artifact.publish import require_replaceable
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.artifact.writer import ArtifactWriter
 from ninferd.weights.convert.blocks import BlockReader
@@ -46,6 +47,10 @@ def convert(prepared: Prepared, output: Output, on_written: OnProgress, on_hashe
     names file and tensor; also if the disk has too little room or the artifact exists and is not to be overwritten.
     """
     started = time.monotonic()
+    require_replaceable(output.path)
+    sidecars = (_checksums_path(output.path), _report_path(output.path))
+    for sidecar in sidecars:  # hours before they are written
+        require_replaceable(sidecar)
     contents = prepared.inventory.contents
     writer = ArtifactWriter(
         output.path,
@@ -65,8 +70,8 @@ def convert(prepared: Prepared, output: Output, on_written: OnProgress, on_hashe
             writer, prepared.inventory, prepared.sources, prepared.runs, encoder, output.threads, on_written
         )
         written = pipeline.run(resources)
-        for sidecar in (_checksums_path(output.path), _report_path(output.path)):
-            sidecar.unlink(missing_ok=True)
+        for sidecar in sidecars:
+            _remove(sidecar)
         writer.publish()
     names = [output.path.name, *(str(record.name) for record in writer.plan.directory.files[1:])]
     _check(output.path)
@@ -137,6 +142,13 @@ def _write_text(path: Path, text: str) -> None:
         write_atomically(path, text.encode(errors="surrogateescape"), 0o666 & ~_umask())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be removed: {error.strerror}") from error
 
 
 def _umask() -> int:

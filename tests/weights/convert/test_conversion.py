@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -112,6 +113,37 @@ def test_no_checksum_of_a_replaced_artifact_stays(model: Path, tmp_path: Path) -
         convert(prepare(Request(model, "bf16")), output, lambda *_: None, interrupted)
     assert names(tmp_path) == {"m.ninfer"}
     assert Artifact.open(path).provenance["recipe"] == "bf16"
+
+
+@pytest.mark.parametrize("taken", ["m.ninfer", "m.ninfer.sha256", "m.ninfer.conversion.json"])
+@pytest.mark.parametrize("kind", ["a directory", "no regular file"])
+def test_what_is_no_file_is_never_replaced_and_is_noticed_at_once(
+    taken: str, kind: str, model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / taken
+    if kind == "a directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    written: list[object] = []
+    output = Output(tmp_path / "m.ninfer", NumpyEncoders(), overwrite=True)
+    with pytest.raises(InputError, match=f"{taken}: exists already and is {kind}; it is not replaced$"):
+        convert(prepare(Request(model, "bf16")), output, lambda *_: written.append(_), lambda *_: None)
+    assert names(tmp_path) == {taken}
+    assert not path.is_file()
+    assert not written
+
+
+@pytest.mark.parametrize("path", ["", ".", "..", "/"])
+def test_a_path_without_a_name(path: str, model: Path) -> None:
+    with pytest.raises(InputError, match=r"^[./]+: is not the name of a file$"):
+        run(Request(model, "bf16"), Path(path), overwrite=True)
+
+
+def test_a_name_too_long_for_a_sidecar_is_noticed_at_once(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"conversion\.json: cannot be written: File name too long"):
+        run(Request(model, "bf16"), tmp_path / f"{'m' * 238}.ninfer")
+    assert not names(tmp_path)
 
 
 def test_continuations(model: Path, tmp_path: Path) -> None:
