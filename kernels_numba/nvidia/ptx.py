@@ -183,13 +183,9 @@ def smem_base(context: Any) -> Any:  # noqa: ARG001
     return i32(), emit
 
 
-ldg_cg_f4 = asm("ld.global.cg.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)  # past L1: what other blocks wrote
-
 # ---- barriers, asynchronous copies in groups, programmatic dependent launch (nothing below sm_90)
 bar_sync = asm("bar.sync 0;", "", "", BARRIER)
 syncwarp = asm("bar.warp.sync 0xffffffff;", "", "", BARRIER)
-fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
-atomic_inc = asm("atom.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)  # to 0 again after the limit; the old value
 cp_async16 = asm("cp.async.cg.shared.global.L2::256B [$0],[$1],16;", "", "rl", BARRIER)
 cp_commit = asm("cp.async.commit_group;", "", "", BARRIER)
 pdl_wait = asm("griddepcontrol.wait;", "", "", BARRIER)
