@@ -112,4 +112,6 @@ def _memory(info: EngineInfo, stats: EngineStats) -> dict[str, Any]:
         "state_slots": stats.state_slots_total,
         "sequence_bytes": info.state_bytes,
         "weights_bytes": info.weights_bytes,
+        "cuda_graph_bytes": stats.graph_bytes,
+        "cuda_graph_lanes": list(stats.graph_widths),
     }

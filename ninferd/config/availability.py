@@ -34,7 +34,7 @@ _LATER_KEYS = frozenset(
 )
 _AVAILABLE_VALUES: Mapping[str, frozenset[str]] = {"engine.kv_dtype": frozenset({"bf16", "fp32"})}
 """Keys of which this build has some values only."""
-_WITHOUT_EFFECT = frozenset({"engine.cuda_graph", "engine.prefix_reuse"})
+_WITHOUT_EFFECT = frozenset({"engine.prefix_reuse"})
 """Switches of optimisations to come, which change no answer: either value is accepted."""
 
 

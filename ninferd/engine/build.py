@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from ninferd.config.schema import Settings
+from ninferd.engine.cuda_graphs import CudaGraphs
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import EngineInfo, LoadProgress
 from ninferd.errors import InputError
@@ -54,7 +55,8 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     state = StateCache(request.state, plan.state_slots, device, dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
     info = _info(settings, model, plan, identity, token_count(source, model.config.vocab_size))
-    engine = Engine(model, kv, state, info, settings.engine.prefill_chunk)
+    graphs = CudaGraphs(device) if settings.engine.cuda_graph and device.type == "cuda" else None
+    engine = Engine(model, kv, state, info, settings.engine.prefill_chunk, graphs=graphs)
     forget_maps()
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()

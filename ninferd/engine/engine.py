@@ -16,6 +16,7 @@ import torch
 
 from ninferd.engine.batch import BatchBuilder
 from ninferd.engine.failures import EngineBroken, FailureLatch, is_fatal, is_out_of_memory
+from ninferd.engine.graphs import DecodeRounds, Graphs
 from ninferd.engine.intake import Refusal, prepare
 from ninferd.engine.messages import (
     EngineInfo,
@@ -32,7 +33,7 @@ from ninferd.engine.messages import (
     SamplingParams,
     TokensGenerated,
 )
-from ninferd.engine.sampler import Sampler
+from ninferd.engine.sampler import Ranked, Sampler
 from ninferd.engine.scheduler import DecodeRound, PrefillChunk, Scheduler
 from ninferd.engine.sequence import Lane, Sequence
 from ninferd.memory.errors import InvariantError
@@ -77,6 +78,7 @@ class Engine:
         info: EngineInfo,
         prefill_chunk: int,
         clock: Callable[[], float] = time.monotonic,
+        graphs: Graphs | None = None,
     ) -> None:
         self.info = info
         self._model = model
@@ -84,8 +86,9 @@ class Engine:
         self._state = state
         self._caches = Caches(kv=kv.tensor, conv=state.conv, recurrent=state.recurrent)
         self._scheduler = Scheduler(kv.pool, info.max_concurrency, prefill_chunk)
-        self._batches = BatchBuilder(kv, max(prefill_chunk, info.max_concurrency))
+        self._batches = BatchBuilder(kv, max(min(prefill_chunk, info.max_context), info.max_concurrency))
         self._sampler = Sampler(info.max_concurrency, info.vocab_size, kv.tensor.device)
+        self._rounds = DecodeRounds(self._decode_round, graphs)
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._cancelled: list[Sequence] = []
@@ -162,12 +165,17 @@ class Engine:
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
+            graph_widths=self._rounds.widths,
+            graph_bytes=self._rounds.held_bytes,
         )
 
     def probe(self) -> None:
-        """Answer a tiny request, prefill and decode, then zero the counters; EngineBroken if it fails."""
+        """Answer a tiny request, then zero the counters; EngineBroken if it fails.
+
+        It prefills and decodes twice: the second round of one lane is the one that is captured, where rounds are.
+        """
         prompt = PromptIdentity.from_token_ids([0, 0])
-        self.submit(GenerationRequest("probe", prompt, SamplingParams(seed=0, temperature=0.0), 2, ()))
+        self.submit(GenerationRequest("probe", prompt, SamplingParams(seed=0, temperature=0.0), 3, ()))
         events: list[RequestEvent] = []
         while self.has_work:
             events += self.step()
@@ -228,20 +236,25 @@ class Engine:
             return
         if generates:
             self._scheduler.start_decoding(sequence)
-            self._sample(logits, (sequence,))
+            self._sample(self._sampler.rank(logits), (sequence,))
         else:
             sequence.first_token_s = sequence.last_token_s = self._clock()
             self._finish(sequence, "length")
 
     def _decode(self, unit: DecodeRound) -> None:
-        logits = self._model.forward(self._batches.decode(unit.sequences), self._caches)
+        self._batches.load_decode(unit.sequences)
+        ranked = self._rounds(len(unit.sequences))
         for sequence in unit.sequences:
             sequence.processed += 1
-        self._sample(logits, unit.sequences)
+        self._sample(ranked, unit.sequences)
 
-    def _sample(self, logits: torch.Tensor, sequences: tuple[Sequence, ...]) -> None:
+    def _decode_round(self, lanes: int) -> Ranked:
+        """The round that was loaded. A function of device memory alone: it may be captured, and then is not called."""
+        return self._sampler.rank(self._model.forward(self._batches.decode(lanes), self._caches))
+
+    def _sample(self, ranked: Ranked, sequences: tuple[Sequence, ...]) -> None:
         """Choose, commit and emit one token per sequence."""
-        sampled = self._sampler.sample(logits, [sequence.held.row for sequence in sequences])
+        sampled = self._sampler.sample(ranked, [sequence.held.row for sequence in sequences])
         now_s = self._clock()
         chosen = zip(sequences, sampled.tokens, sampled.usable, sampled.logprobs, strict=True)
         for sequence, token, usable, logprobs in chosen:
@@ -296,8 +309,10 @@ class Engine:
         if is_fatal(error):
             raise EngineBroken(f"the engine failed: {type(error).__name__}: {error}") from error
         out_of_memory = is_out_of_memory(error)
-        if out_of_memory and self._kv.tensor.is_cuda:
-            torch.cuda.empty_cache()
+        if out_of_memory:
+            self._rounds.release()
+            if self._kv.tensor.is_cuda:
+                torch.cuda.empty_cache()
         message = "the engine ran out of memory" if out_of_memory else "the engine failed"
         for sequence in members:
             if self._sequences.get(sequence.request_id) is sequence:

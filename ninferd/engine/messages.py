@@ -185,6 +185,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    graph_widths: tuple[int, ...] = ()  # numbers of lanes whose decode round is captured as a CUDA graph
+    graph_bytes: int = 0  # device memory of these graphs
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):

@@ -24,6 +24,14 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """What is known of logits before any request's sampling: tensors only, so that it may be captured in a graph."""
+
+    logits: torch.Tensor  # float32 [R, V], without the rows of padding
+    greedy: torch.Tensor  # int64 [2, R]: the largest logit's token, and whether that logit is finite
+
+
 @dataclass(slots=True)
 class _LaneSampling:
     """Sampling state of one running request."""
@@ -66,25 +74,31 @@ class Sampler:
         """The lane's request has ended."""
         del self._lanes[row]
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
-        """One token per row of logits float32 [R, V]; ``rows`` are the lanes they belong to.
+    def rank(self, logits: torch.Tensor) -> Ranked:
+        """The part of sampling that no request has a say in, of logits float32 [R, V].
 
         Logits from ``vocab_size`` on are those of padding rows, which stand for no token: as if they were not there.
         """
         logits = logits[:, : self._vocab_size]
-        lanes = [self._lanes[row] for row in rows]
         best, tokens = logits.max(dim=-1)
+        return Ranked(logits, torch.stack((tokens, torch.isfinite(best).long())))
+
+    def sample(self, ranked: Ranked, rows: Sequence[int]) -> Sampled:
+        """One token per row; ``rows`` are the lanes they belong to."""
+        logits, answer = ranked.logits, ranked.greedy
+        lanes = [self._lanes[row] for row in rows]
         logprobs: list[TokenLogprobs | None] = [None] * len(lanes)
         if not all(lane.plain for lane in lanes):
             penalised = self._penalise(logits, rows, lanes)
-            if penalised is not logits:
-                tokens = penalised.argmax(dim=-1)
+            tokens = answer[0] if penalised is logits else penalised.argmax(dim=-1)
             tokens = self._redraw(penalised, tokens, lanes)
+            answer = torch.stack((tokens, answer[1]))
             self._count(tokens, rows, lanes)
             logprobs = _logprobs(logits, tokens, lanes)
         for lane in lanes:
             lane.drawn += 1
-        return Sampled(tokens.tolist(), torch.isfinite(best).tolist(), logprobs)
+        chosen, usable = answer.tolist()  # the one wait for the device in a round of greedy requests
+        return Sampled(chosen, list(map(bool, usable)), logprobs)
 
     def _penalise(self, logits: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> torch.Tensor:
         """Logits with the penalties of the lanes that have any; the argument is left as it is."""

@@ -18,7 +18,8 @@ class Batch:
     token_ids: torch.Tensor  # int64 [N]
     positions: torch.Tensor  # int64 [3, N], rope positions on the T, H and W axes
     query_starts: tuple[int, ...]  # [S + 1], start of each sequence in the flat axis, then N
-    context_lengths: tuple[int, ...]  # [S], KV length of each sequence once this batch is appended
+    context_lengths: torch.Tensor  # int64 [S], KV length of each sequence once this batch is appended
+    host_context_lengths: tuple[int, ...] | None  # the same; None if every sequence decodes, see ``is_decode``
     page_table: torch.Tensor  # int32 [S, P], physical page of each logical page of 64 positions
     slot_mapping: torch.Tensor  # int64 [N], physical page * page_tokens + offset of each new token
     state_slots: torch.Tensor  # int64 [S], recurrent state slot of each sequence (zeroed when first acquired)
@@ -31,8 +32,12 @@ class Batch:
 
     @property
     def is_decode(self) -> bool:
-        """Whether every sequence brings exactly one token."""
-        return self.query_starts[-1] == len(self.context_lengths)
+        """Whether every sequence brings exactly one token.
+
+        Nothing of such a batch that changes from step to step is on the host, so that its step may be captured once and
+        replayed with other contents of the same tensors.
+        """
+        return self.query_starts[-1] == len(self.query_starts) - 1
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ def test_the_default_of_every_key_is_available(tmp_path: Path) -> None:
     assert unavailable(load(sources(tmp_path, MODEL + given))) == []
 
 
-_NOTHING_TO_DO = {"engine.cuda_graph", "engine.prefix_reuse"}
-"""Keys whose other value is what this build does anyway: it captures no graphs and reuses no prefixes."""
+_NOTHING_TO_DO = {"engine.prefix_reuse"}
+"""Keys whose other value is what this build does anyway: it reuses no prefixes."""
 
 
 def test_an_available_key_is_read_by_some_part() -> None:
@@ -57,8 +57,8 @@ def test_an_available_key_is_read_by_some_part() -> None:
         ("engine.kv_dtype", "fp8", False),
         ("engine.device", "cpu", True),
         ("engine.max_context", 64, True),
-        ("engine.cuda_graph", False, True),  # this build captures none anyway
-        ("engine.prefix_reuse", False, True),  # nor does it reuse
+        ("engine.cuda_graph", False, True),
+        ("engine.prefix_reuse", False, True),  # this build reuses none anyway
         ("engine.rope_scaling_factor", 2.0, False),
         ("spec.backend", "mtp", False),
         ("cache.host_kv_mib", 0, False),

@@ -89,7 +89,7 @@ class HashModel:
     def _advance(self, batch: Batch, caches: Caches, index: int) -> npt.NDArray[np.float32]:
         """Append one sequence's tokens and return the logits after its last one."""
         start, end = batch.query_starts[index : index + 2]
-        context, slot = batch.context_lengths[index], int(batch.state_slots[index])
+        context, slot = int(batch.context_lengths[index]), int(batch.state_slots[index])
         first = context - (end - start)
         assert batch.positions[:, start:end].tolist() == [list(range(first, context))] * 3
         table = batch.page_table[index].long()

@@ -38,7 +38,8 @@ def test_prefill_chunks() -> None:
     assert first.token_ids.tolist() == list(range(100, 164))
     assert first.positions.tolist() == [list(range(64))] * 3
     assert first.slot_mapping.tolist() == list(range(page * 64, page * 64 + 64))
-    assert (first.query_starts, first.context_lengths, first.is_decode) == ((0, 64), (64,), False)
+    assert (first.query_starts, first.host_context_lengths, first.is_decode) == ((0, 64), (64,), False)
+    assert first.context_lengths.tolist() == [64]
     assert (first.state_slots.tolist(), first.logit_rows.tolist()) == ([3], [])
     assert first.page_table.tolist() == [[page]]
     last = builder.prefill(PrefillChunk(sequence, 64, 100), want_logits=True)
@@ -46,7 +47,8 @@ def test_prefill_chunks() -> None:
     assert last.token_ids.tolist() == list(range(164, 200))
     assert last.positions[1].tolist() == list(range(64, 100))
     assert last.slot_mapping.tolist() == list(range(pages[1] * 64, pages[1] * 64 + 36))
-    assert (last.query_starts, last.context_lengths) == ((0, 36), (100,))
+    assert (last.query_starts, last.host_context_lengths) == ((0, 36), (100,))
+    assert last.context_lengths.tolist() == [100]
     assert last.logit_rows.tolist() == [35]
     assert last.page_table.tolist() == [pages]
 
@@ -58,13 +60,15 @@ def test_decode_round_of_sequences_of_different_length() -> None:
     builder.prefill(PrefillChunk(long, 0, 64), want_logits=True)
     builder.prefill(PrefillChunk(short, 0, 5), want_logits=True)
     long.processed, long.last_token, short.processed, short.last_token = 64, 11, 5, 22
-    batch = builder.decode((long, short))
+    builder.load_decode((long, short))
+    batch = builder.decode(2)
     long_pages, short_pages = long.held.space.pages.tolist(), short.held.space.pages.tolist()
     assert batch.token_ids.tolist() == [11, 22]
     assert batch.positions.tolist() == [[64, 5]] * 3
     assert batch.slot_mapping.tolist() == [long_pages[1] * 64, short_pages[0] * 64 + 5]
-    assert (batch.query_starts, batch.context_lengths, batch.is_decode) == ((0, 1, 2), (65, 6), True)
-    assert batch.page_table.tolist() == [long_pages, [*short_pages, 0]]
+    assert (batch.query_starts, batch.host_context_lengths, batch.is_decode) == ((0, 1, 2), None, True)
+    assert batch.context_lengths.tolist() == [65, 6]
+    assert batch.page_table.tolist() == [long_pages + [0] * 6, short_pages + [0] * 7], "all columns"
     assert (batch.state_slots.tolist(), batch.logit_rows.tolist()) == ([2, 0], [0, 1])
     for tensor in (batch.token_ids, batch.positions, batch.slot_mapping, batch.state_slots, batch.logit_rows):
         assert tensor.dtype == torch.int64

@@ -319,7 +319,7 @@ def test_failures_far_apart_do_not_add_up(relief: str) -> None:
 def test_probe_answers_and_leaves_no_trace() -> None:
     rig = Rig()
     rig.engine.probe()
-    assert rig.model.batches == [(2,), (1,)]
+    assert rig.model.batches == [(2,), (1,), (1,)]
     stats = rig.engine.stats()
     assert (stats.steps, stats.requests_finished, stats.generated_tokens) == (0, 0, 0)
     rig.assert_empty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from ninferd.engine.messages import SamplingParams, TokenLogprobs
-from ninferd.engine.sampler import Sampler
+from ninferd.engine.sampler import Sampled, Sampler
 
 CPU = torch.device("cpu")
 NO_PROMPT = np.array([0], np.int64)
@@ -22,6 +23,10 @@ def _sampler(params: list[SamplingParams], vocab: int, prompt: npt.NDArray[np.in
     for row, each in enumerate(params):
         sampler.start(row, each, prompt)
     return sampler
+
+
+def _sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
+    return sampler.sample(sampler.rank(logits), rows)
 
 
 def _distribution(logits: list[float], params: SamplingParams) -> npt.NDArray[np.float64]:
@@ -54,7 +59,7 @@ def _counts(logits: list[float], params: SamplingParams, *, lanes: int = 250, st
     """How often each token is drawn over lanes x steps (seed, index) pairs."""
     sampler = _sampler([msgspec.structs.replace(params, seed=seed) for seed in range(lanes)], len(logits))
     batch = torch.tensor([logits] * lanes)
-    drawn = [sampler.sample(batch, range(lanes)).tokens for _ in range(steps)]
+    drawn = [_sample(sampler, batch, range(lanes)).tokens for _ in range(steps)]
     return np.bincount(np.array(drawn).ravel(), minlength=len(logits))
 
 
@@ -103,13 +108,13 @@ def test_draws_follow_the_formula(params: SamplingParams) -> None:
 )
 def test_degenerate_settings_are_the_argmax(params: SamplingParams) -> None:
     sampler = _sampler([params], len(LOGITS))
-    drawn = {sampler.sample(torch.tensor([LOGITS]), [0]).tokens[0] for _ in range(50)}
+    drawn = {_sample(sampler, torch.tensor([LOGITS]), [0]).tokens[0] for _ in range(50)}
     assert drawn == {0}
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
     sampler = _sampler([SamplingParams(seed=0, temperature=0.0)], 5)
-    assert sampler.sample(torch.tensor([[1.0, 4.0, 4.0, 0.0, 4.0]]), [0]).tokens == [1]
+    assert _sample(sampler, torch.tensor([[1.0, 4.0, 4.0, 0.0, 4.0]]), [0]).tokens == [1]
 
 
 def test_equal_logits_stay_together_under_top_k_and_top_p() -> None:
@@ -145,34 +150,34 @@ def test_draws_do_not_depend_on_the_batch() -> None:
         SamplingParams(seed=9, temperature=0.0, frequency_penalty=0.4),
     ]
     together = _sampler(params, 300)
-    batched = [together.sample(step, range(6)) for step in logits]
+    batched = [_sample(together, step, range(6)) for step in logits]
     for row, each in enumerate(params):
         alone = _sampler([each], 300)
         for step, result in zip(logits, batched, strict=True):
-            solo = alone.sample(step[row : row + 1], [0])
+            solo = _sample(alone, step[row : row + 1], [0])
             assert solo.tokens[0] == result.tokens[row]
             assert solo.logprobs[0] == result.logprobs[row]
     shuffled = _sampler(params[::-1], 300)
     for step, result in zip(logits, batched, strict=True):
         order = [4, 1, 0, 5, 3, 2]
-        mixed = shuffled.sample(step.flip(0)[order], order)
+        mixed = _sample(shuffled, step.flip(0)[order], order)
         assert mixed.tokens == [result.tokens[5 - row] for row in order]
 
 
 def test_seeds_and_token_indices_give_different_draws() -> None:
     logits = torch.zeros(1, 10_000)
     one, other = (_sampler([SamplingParams(seed=seed)], 10_000) for seed in (1, 2))
-    first = [one.sample(logits, [0]).tokens[0] for _ in range(20)]
-    second = [other.sample(logits, [0]).tokens[0] for _ in range(20)]
+    first = [_sample(one, logits, [0]).tokens[0] for _ in range(20)]
+    second = [_sample(other, logits, [0]).tokens[0] for _ in range(20)]
     assert len({*first, *second}) >= 38
     again = _sampler([SamplingParams(seed=1)], 10_000)
-    assert [again.sample(logits, [0]).tokens[0] for _ in range(20)] == first
+    assert [_sample(again, logits, [0]).tokens[0] for _ in range(20)] == first
 
 
 def test_negative_seeds_are_unsigned_64_bit() -> None:
     logits = torch.zeros(1, 10_000)
-    negative = _sampler([SamplingParams(seed=-1)], 10_000).sample(logits, [0])
-    unsigned = _sampler([SamplingParams(seed=2**64 - 1)], 10_000).sample(logits, [0])
+    negative = _sample(_sampler([SamplingParams(seed=-1)], 10_000), logits, [0])
+    unsigned = _sample(_sampler([SamplingParams(seed=2**64 - 1)], 10_000), logits, [0])
     assert negative == unsigned
 
 
@@ -203,10 +208,10 @@ def test_penalties_by_hand(strengths: dict[str, float], expected: list[float]) -
             for forced in (1, 2, 2):
                 row = [-1000.0] * 5
                 row[forced] = 1000.0
-                assert sampler.sample(torch.tensor([row]), [0]).tokens == [forced]
+                assert _sample(sampler, torch.tensor([row]), [0]).tokens == [forced]
             probe = [-1000.0] * 5
             probe[token], probe[rival] = logits[token], logits[rival]
-            winner = sampler.sample(torch.tensor([probe]), [0]).tokens[0]
+            winner = _sample(sampler, torch.tensor([probe]), [0]).tokens[0]
             assert winner == (token if value > rival_value or (value == rival_value and token < rival) else rival)
 
 
@@ -215,17 +220,17 @@ def test_a_penalty_near_zero_draws_among_the_seen_tokens(penalty: float) -> None
     """Their logits overflow float32; what is drawn must still be one of them."""
     sampler = _sampler([SamplingParams(seed=0, repetition_penalty=penalty)], 4, np.array([1, 2]))
     logits = torch.tensor([[3.0, 1.0, 2.0, 4.0]])
-    assert {sampler.sample(logits, [0]).tokens[0] for _ in range(30)} <= {1, 2}
+    assert {_sample(sampler, logits, [0]).tokens[0] for _ in range(30)} <= {1, 2}
 
 
 def test_a_lane_starts_clean_after_another_request() -> None:
     params = SamplingParams(seed=0, temperature=0.0, presence_penalty=2.0, repetition_penalty=2.0)
     sampler = _sampler([params], 3, np.array([2]))
-    assert sampler.sample(torch.tensor([[2.0, 1.5, 1.0]]), [0]).tokens == [0]
-    assert sampler.sample(torch.tensor([[2.0, 1.5, 1.0]]), [0]).tokens == [1]
+    assert _sample(sampler, torch.tensor([[2.0, 1.5, 1.0]]), [0]).tokens == [0]
+    assert _sample(sampler, torch.tensor([[2.0, 1.5, 1.0]]), [0]).tokens == [1]
     sampler.stop(0)
     sampler.start(0, params, np.array([1]))
-    assert sampler.sample(torch.tensor([[2.0, 1.5, 1.6]]), [0]).tokens == [0]
+    assert _sample(sampler, torch.tensor([[2.0, 1.5, 1.6]]), [0]).tokens == [0]
 
 
 def test_logprobs_are_after_temperature_before_truncation_and_penalties() -> None:
@@ -234,7 +239,7 @@ def test_logprobs_are_after_temperature_before_truncation_and_penalties() -> Non
     scaled = np.array(LOGITS, np.float64) / 0.5
     log_p = scaled - math.log(np.exp(scaled).sum())
     for _ in range(2):
-        sampled = sampler.sample(torch.tensor([LOGITS]), [0])
+        sampled = _sample(sampler, torch.tensor([LOGITS]), [0])
         logprobs = sampled.logprobs[0]
         assert isinstance(logprobs, TokenLogprobs)
         assert logprobs.chosen.token_id == sampled.tokens[0]
@@ -246,7 +251,7 @@ def test_logprobs_are_after_temperature_before_truncation_and_penalties() -> Non
 @pytest.mark.parametrize(("wanted", "given"), [(0, 0), (100, 10)])
 def test_number_of_top_logprobs(wanted: int, given: int) -> None:
     sampler = _sampler([SamplingParams(seed=0, temperature=0.0, top_logprobs=wanted)], len(LOGITS))
-    logprobs = sampler.sample(torch.tensor([LOGITS]), [0]).logprobs[0]
+    logprobs = _sample(sampler, torch.tensor([LOGITS]), [0]).logprobs[0]
     assert logprobs is not None
     assert len(logprobs.top) == given
 
@@ -256,9 +261,9 @@ def test_number_of_top_logprobs(wanted: int, given: int) -> None:
 def test_invalid_logits_spoil_their_own_row_only(bad: float, temperature: float) -> None:
     params = [SamplingParams(seed=4, temperature=temperature, top_k=5, top_p=0.9, min_p=0.01)] * 3
     logits = torch.tensor([LOGITS] * 3)
-    clean = _sampler(params, len(LOGITS)).sample(logits, range(3))
+    clean = _sample(_sampler(params, len(LOGITS)), logits, range(3))
     logits[1, 4] = bad
-    spoiled = _sampler(params, len(LOGITS)).sample(logits, range(3))
+    spoiled = _sample(_sampler(params, len(LOGITS)), logits, range(3))
     assert spoiled.usable == [True, False, True]
     assert [spoiled.tokens[row] for row in (0, 2)] == [clean.tokens[row] for row in (0, 2)]
     assert 0 <= spoiled.tokens[1] < len(LOGITS)
@@ -266,15 +271,15 @@ def test_invalid_logits_spoil_their_own_row_only(bad: float, temperature: float)
 
 def test_all_masked_logits_are_not_usable() -> None:
     sampler = _sampler([SamplingParams(seed=0, temperature=0.0)], 3)
-    assert sampler.sample(torch.full((1, 3), float("-inf")), [0]).usable == [False]
+    assert _sample(sampler, torch.full((1, 3), float("-inf")), [0]).usable == [False]
 
 
 def test_the_models_logits_are_left_as_they_are() -> None:
     params = SamplingParams(seed=0, top_k=2, presence_penalty=1.0, repetition_penalty=1.5)
     logits = torch.tensor([LOGITS])
     sampler = _sampler([params], len(LOGITS))
-    sampler.sample(logits, [0])
-    sampler.sample(logits, [0])
+    _sample(sampler, logits, [0])
+    _sample(sampler, logits, [0])
     assert torch.equal(logits, torch.tensor([LOGITS]))
 
 
@@ -295,7 +300,7 @@ def test_padding_rows_of_the_head_do_not_exist(params: SamplingParams, padding: 
     padded = torch.cat([real, torch.full((2, 3), padding)], dim=1)
     narrow, wide = _sampler([params] * 2, 5), _sampler([params] * 2, 5)
     for _ in range(20):
-        sampled = wide.sample(padded, range(2))
-        assert sampled == narrow.sample(real, range(2))
+        sampled = _sample(wide, padded, range(2))
+        assert sampled == _sample(narrow, real, range(2))
         assert all(sampled.usable)
         assert max(sampled.tokens) < 5

@@ -75,11 +75,13 @@ class Runner:
         device = self.model.device
         chosen = [self.sequences[index] for index in chunks]
         rows = list(range(len(ids))) if all_logits else [start - 1 for start in starts[1:]]
+        contexts = tuple(s.length + len(t) for s, t in zip(chosen, chunks.values(), strict=True))
         return Batch(
             token_ids=torch.tensor(ids, device=device),
             positions=torch.tensor(positions, device=device).expand(3, -1),
             query_starts=tuple(starts),
-            context_lengths=tuple(s.length + len(t) for s, t in zip(chosen, chunks.values(), strict=True)),
+            context_lengths=torch.tensor(contexts, device=device),
+            host_context_lengths=contexts,
             page_table=torch.tensor([s.pages for s in chosen], dtype=torch.int32, device=device),
             slot_mapping=torch.tensor(mapping, device=device),
             state_slots=torch.tensor([s.slot for s in chosen], device=device),

@@ -60,18 +60,18 @@ class SequenceGroups:
 
     @classmethod
     def of(cls, batch: Batch) -> SequenceGroups:
-        device = batch.token_ids.device
+        """The groups of a batch; of one that only decodes without a look at the device or a copy to it."""
         if batch.is_decode:
-            contexts = torch.tensor(batch.context_lengths, device=device)
-            return cls(DecodeGroup(None, batch.state_slots, batch.page_table, contexts), ())
-        lengths = batch.query_lengths
+            return cls(DecodeGroup(None, batch.state_slots, batch.page_table, batch.context_lengths), ())
+        device, lengths, contexts = batch.token_ids.device, batch.query_lengths, batch.host_context_lengths
+        assert contexts is not None
         single = [sequence for sequence, length in enumerate(lengths) if length == 1]
         prefill = tuple(
             PrefillSpan(
                 slice(batch.query_starts[sequence], batch.query_starts[sequence + 1]),
                 batch.state_slots[sequence : sequence + 1],
                 batch.page_table[sequence],
-                batch.context_lengths[sequence],
+                contexts[sequence],
             )
             for sequence, length in enumerate(lengths)
             if length > 1
@@ -80,5 +80,5 @@ class SequenceGroups:
             return cls(None, prefill)
         chosen = torch.tensor(single, device=device)
         rows = torch.tensor([batch.query_starts[sequence] for sequence in single], device=device)
-        contexts = torch.tensor([batch.context_lengths[sequence] for sequence in single], device=device)
-        return cls(DecodeGroup(rows, batch.state_slots[chosen], batch.page_table[chosen], contexts), prefill)
+        decode = DecodeGroup(rows, batch.state_slots[chosen], batch.page_table[chosen], batch.context_lengths[chosen])
+        return cls(decode, prefill)

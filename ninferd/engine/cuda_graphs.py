@@ -1,0 +1,90 @@
+"""CUDA graphs through torch: one private memory pool and one stream for all captures."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+
+from ninferd.engine.graphs import Captured, CaptureError
+
+logger = logging.getLogger(__name__)
+
+_WAITS: Final = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
+
+T = TypeVar("T")
+
+
+class CudaGraphs:
+    """See ``ninferd.engine.graphs.Graphs``.
+
+    All graphs share the pool, so intermediate results of one lie where those of another do: they run one at a time, and
+    what a call returns stays its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory that captures took: the pool, and what the driver keeps of the graphs themselves."""
+        return self._held_bytes
+
+    def observe(self, call: Callable[[], T]) -> tuple[T, str | None]:
+        """Run a call in torch's synchronisation debug mode, which names the first operation that waits."""
+        mode = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = call()
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        waits = [warning for warning in seen if _WAITS in str(warning.message)]
+        if not waits:
+            return result, None
+        place = Path(waits[0].filename)
+        return result, f"{place.parent.name}/{place.name}:{waits[0].lineno} waits for the device"
+
+    def capture(self, call: Callable[[], T]) -> Captured[T]:
+        """Record on a stream of our own; other threads may use CUDA meanwhile."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free_before = torch.cuda.mem_get_info(self._device)[0]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            result = self._record(graph, call)
+        except Exception as error:  # whatever an op raises: nothing has run, and the round runs eagerly instead
+            raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        self._graphs.append(graph)
+        self._held_bytes += max(0, free_before - torch.cuda.mem_get_info(self._device)[0])
+        return Captured(graph.replay, result)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, call: Callable[[], T]) -> T:
+        """As ``torch.cuda.graph``, which leaves its stream the current one if the capture breaks off."""
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                return call()
+            finally:
+                graph.capture_end()
+
+    def release(self) -> None:
+        """Destroy all graphs and hand their memory back to the device."""
+        torch.cuda.synchronize(self._device)
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        self._held_bytes = 0
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
