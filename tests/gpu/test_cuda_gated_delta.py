@@ -1,0 +1,169 @@
+"""The gated delta rule by CUDA kernels: as near to float64 as the torch op is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels_numba import reference
+from kernels_numba.nvidia import gated_delta_ops
+from kernels_numba.ops import GatedDelta
+from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.torch_ops import gated_delta as torch_gated_delta
+from tests.kernels_numba.inputs import GatedDeltaCase, converted
+
+
+pytestmark = pytest.mark.gpu
+
+SMALL = GatedDeltaShape(key_heads=2, value_heads=4, key_dim=128, value_dim=128, conv_kernel=4)
+SHAPES = {
+    "2k4v": SMALL,
+    "16k32v": GatedDeltaShape(key_heads=16, value_heads=32, key_dim=128, value_dim=128, conv_kernel=4),
+    "16k48v": GatedDeltaShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, conv_kernel=4),
+}
+LAYER = 1
+DECODE = gated_delta_ops.gated_delta_decode
+
+
+@dataclass
+class Run:
+    """An implementation with states of its own."""
+
+    op: GatedDelta
+    weights: GatedDeltaWeights
+    conv: Tensor
+    recurrent: Tensor
+    shape: GatedDeltaShape
+
+    def __call__(self, projected: Tensor, slots: Tensor) -> Tensor:
+        return self.op(projected, self.weights, self.conv, self.recurrent, LAYER, slots, self.shape)
+
+
+def moved(weights: GatedDeltaWeights) -> GatedDeltaWeights:
+    conv, decay_rate, dt_bias, norm = (
+        tensor.float().cuda() for tensor in (weights.conv, weights.decay_rate, weights.dt_bias, weights.norm)
+    )
+    return GatedDeltaWeights(conv, decay_rate, dt_bias, norm, weights.eps)
+
+
+def runs(shape: GatedDeltaShape, ours: GatedDelta, torchs: GatedDelta, exact: GatedDelta) -> tuple[Run, Run, Run]:
+    """Our op, torch's and the reference in float64 from the same states."""
+    case = GatedDeltaCase.random(shape, 1)
+    weights = converted(converted(case.weights, torch.float32), torch.float64)
+    conv, recurrent = case.conv.bfloat16(), case.recurrent.float()
+
+    def on_device(op: GatedDelta) -> Run:
+        return Run(op, moved(weights), conv.cuda(), recurrent.cuda(), shape)
+
+    return on_device(ours), on_device(torchs), Run(exact, weights, conv.double(), recurrent.double(), shape)
+
+
+def normal(seed: int, *size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+def report(name: str, found: Tensor, torchs: Tensor, expected: Tensor, allowed: float) -> None:
+    ours, theirs = distance(found, expected), distance(torchs, expected)
+    print(f"{name}: {ours:.2e}, torch {theirs:.2e}, largest {(found.double().cpu() - expected).abs().max():.1e}")
+    assert ours <= max(2 * theirs, allowed)
+
+
+@pytest.mark.parametrize("slots", [[3], [5, 0, 2]], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_decode(device: torch.device, shape: GatedDeltaShape, slots: list[int]) -> None:
+    ours, torchs, exact = runs(
+        shape,
+        DECODE,
+        torch_gated_delta.gated_delta_decode,
+        reference.gated_delta_decode,
+    )
+    rows = torch.tensor(slots)
+    found, theirs, expected = [], [], []
+    for token in range(3):
+        projected = normal(token, len(slots), shape.projected_width)
+        found.append(ours(projected.cuda(), rows.cuda()))
+        theirs.append(torchs(projected.cuda(), rows.cuda()))
+        expected.append(exact(projected.double(), rows))
+    report(f"decode {len(slots)} outputs", torch.cat(found), torch.cat(theirs), torch.cat(expected), 0)
+    report(f"decode {len(slots)} states", ours.recurrent, torchs.recurrent, exact.recurrent, 1e-6)
+    assert torch.equal(ours.conv.cpu().double(), exact.conv)
+
+
+def test_many_sequences_agree_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one launch takes; slots in any order."""
+    monkeypatch.setattr(gated_delta_ops, "PARTIAL_BYTES", 100 * 4 * SMALL.value_width)
+    shape, count = SMALL, 300
+    case = GatedDeltaCase.random(shape, 1)
+    weights = moved(case.weights)
+    conv = normal(0, count, 2, shape.conv_channels, 3).cuda()
+    recurrent = normal(1, count, 2, shape.value_heads, 128, 128).float().cuda()
+    slots = torch.randperm(count, generator=torch.Generator().manual_seed(2)).cuda()
+    projected = normal(3, count, shape.projected_width).cuda()
+    ours = Run(DECODE, weights, conv.clone(), recurrent.clone(), shape)
+    theirs = Run(torch_gated_delta.gated_delta_decode, weights, conv, recurrent, shape)
+    found, expected = ours(projected, slots), theirs(projected, slots)
+    assert distance(found, expected.double().cpu()) < 3e-3
+    assert distance(ours.recurrent, recurrent.double().cpu()) < 1e-6
+    assert torch.equal(ours.conv, theirs.conv)
+    assert torch.equal(ours.recurrent[:, 0], theirs.recurrent[:, 0])
+
+
+def test_runs_are_identical(device: torch.device) -> None:
+    """Whatever order the blocks take."""
+    shape = SHAPES["16k48v"]
+    first, second, _ = runs(shape, DECODE, DECODE, reference.gated_delta_decode)
+    slots = torch.tensor([1, 4], device=device)
+    for token in range(50):
+        projected = normal(token, 2, shape.projected_width).cuda()
+        assert torch.equal(first(projected, slots), second(projected, slots))
+    assert torch.equal(first.recurrent, second.recurrent)
+    assert torch.equal(first.conv, second.conv)
+
+
+def test_a_broken_sequence_leaves_the_others_alone(device: torch.device) -> None:
+    ours, torchs, _ = runs(SMALL, DECODE, torch_gated_delta.gated_delta_decode, reference.gated_delta_decode)
+    ours.recurrent[2] = torch.nan
+    ours.conv[4] = torch.nan
+    slots = torch.tensor([2, 0, 4], device=device)
+    projected = normal(0, 3, SMALL.projected_width).cuda()
+    found, expected = ours(projected, slots), torchs(projected, slots)
+    assert found[[0, 2]].isnan().all()
+    assert distance(found[1], expected[1].double().cpu()) < 3e-3
+    assert ours.recurrent[[0, 1, 3, 5]].isfinite().all()
+
+
+def test_nothing_waits_and_a_graph_replays(device: torch.device) -> None:
+    shape = SHAPES["16k48v"]
+    first, second, _ = runs(shape, DECODE, DECODE, reference.gated_delta_decode)
+    slots, projected = torch.tensor([1, 4], device=device), normal(0, 2, shape.projected_width).cuda()
+    first(projected, slots)
+    second(projected, slots)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first(projected, slots)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    second(projected, slots)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = first(projected, slots)
+    for token in range(3):
+        projected.copy_(normal(token, 2, shape.projected_width))
+        slots.copy_(torch.tensor([token, 5]))
+        graph.replay()
+        assert torch.equal(replayed, second(projected, slots))
+    assert torch.equal(first.recurrent, second.recurrent)
+
+
+def test_torch_takes_other_head_sizes(device: torch.device) -> None:
+    shape = GatedDeltaShape(key_heads=1, value_heads=3, key_dim=16, value_dim=16, conv_kernel=4)
+    ours, torchs, _ = runs(shape, DECODE, torch_gated_delta.gated_delta_decode, reference.gated_delta_decode)
+    projected, slots = normal(0, 1, shape.projected_width).cuda(), torch.tensor([3], device=device)
+    assert torch.equal(ours(projected, slots), torchs(projected, slots))

@@ -1,0 +1,250 @@
+"""Runs the source text of a kernel on the CPU, so that its arithmetic and addresses are tested without a GPU.
+
+Every thread is a generator that stops at each instruction of a warp or a block; those are carried out when all threads
+concerned have come there. Global memory is host memory, of which only the given tensors may be touched; shared memory
+starts as NaN. What it cannot show: races between the barriers, and what the hardware's approximations cost.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+WARP = 32
+_OF_A_WARP = frozenset({"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp"})
+_MATRICES = frozenset({"ldsm4", "ldsm4t", "mma_f16"})
+_OF_A_BLOCK = "bar_sync"
+_Thread = Generator[tuple[str, tuple[Any, ...]], Any, None]
+_F, _U, _H, _L = np.float32, np.uint32, np.uint16, np.int64
+
+
+@dataclass
+class Memory:
+    """Global memory as far as it is allowed, and the shared memory of one block."""
+
+    tensors: Sequence[Tensor]
+    shared_bytes: int
+
+    def __post_init__(self) -> None:
+        spans = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in self.tensors]
+        self._spans = [(start, start + size) for start, size in spans]
+        self._shared = np.full(self.shared_bytes, 0xFF, np.uint8)
+
+    def place(self, space: str, address: int, size: int) -> int:
+        """Host address of what a thread reads or writes, if it may."""
+        assert address % min(size, 16) == 0, f"{size} bytes at {address:#x} are not aligned"
+        if space == "shared":
+            assert 0 <= address <= self.shared_bytes - size, f"{size} bytes at {address} of {self.shared_bytes} shared"
+            return int(self._shared.ctypes.data) + address
+        assert any(lo <= address and address + size <= hi for lo, hi in self._spans), f"{size} bytes at {address:#x}"
+        return address
+
+    def read(self, space: str, dtype: Any, count: int, address: int) -> Any:
+        size = count * np.dtype(dtype).itemsize
+        values = np.frombuffer(ctypes.string_at(self.place(space, int(address), size), size), dtype)
+        return _scalar(values[0]) if count == 1 else tuple(_scalar(value) for value in values)
+
+    def write(self, space: str, dtype: Any, address: int, *values: Any) -> None:
+        mask = (1 << 8 * np.dtype(dtype).itemsize) - 1
+        data = np.array([v if dtype is _F else int(v) & mask for v in values], dtype).tobytes()
+        ctypes.memmove(self.place(space, int(address), len(data)), data, len(data))
+
+
+def _scalar(value: Any) -> Any:
+    return value if value.dtype == _F else int(value)
+
+
+def _halves(word: int, dtype: Any = np.float16) -> Any:
+    return np.array([word], _U).view(dtype)
+
+
+def _float(word: int) -> Any:
+    return np.array([word & 0xFFFFFFFF], _U).view(_F)[0]
+
+
+def _half_pair(low: float, high: float) -> int:
+    return int(np.array([low, high], _F).astype(np.float16).view(_U)[0])
+
+
+def _bfloat16(value: float) -> int:
+    word = int(np.array([value], _F).view(_U)[0])
+    return 0x7FFF if value != value else word + 0x7FFF + (word >> 16 & 1) >> 16
+
+
+_PURE: dict[str, Callable[..., Any]] = {
+    "u_div": lambda x, y: int(x) // int(y),
+    "i_min": lambda x, y: min(int(x), int(y)),
+    "bits_f": _float,
+    "f_bits": lambda x: int(np.array([x], _F).view(_U)[0]),
+    "bf2_lo_f": lambda word: _float(int(word) << 16),
+    "bf2_hi_f": lambda word: _float(int(word) & 0xFFFF0000),
+    "bf2_pack": lambda low, high: _bfloat16(low) | _bfloat16(high) << 16,
+    "h2_pack": _half_pair,
+    "h2_lo_f": lambda word: _F(_halves(word)[0]),
+    "h2_hi_f": lambda word: _F(_halves(word)[1]),
+    "ex2": lambda x: np.exp2(_F(x)),
+    "rcp": lambda x: _F(1) / _F(x),
+    "rsqrt": lambda x: _F(1 / np.sqrt(float(x))),
+    "fmaxf": lambda x, y: np.fmax(_F(x), _F(y)),
+    "fminf": lambda x, y: np.fmin(_F(x), _F(y)),
+    "fmaf": lambda x, y, z: _F(float(x) * float(y) + float(z)),
+    "smem_base": lambda: 0,
+    "cp_commit": lambda: None,
+    "fence_gpu": lambda: None,
+    "pdl_wait": lambda: None,
+    "pdl_launch": lambda: None,
+}
+_SPACES = {"g": "global", "s": "shared"}
+_KINDS: dict[str, tuple[Any, int]] = {
+    "1": (_U, 1),
+    "2": (_U, 2),
+    "4": (_U, 4),
+    "_f": (_F, 1),
+    "_f2": (_F, 2),
+    "_f4": (_F, 4),
+}
+_KINDS |= {"_u16": (_H, 1), "_l": (_L, 1)}
+
+
+class _Vocabulary:
+    """The names of ``ptx`` as one thread sees them."""
+
+    def __init__(self, memory: Memory, thread: int, block: Sequence[int], threads: int) -> None:
+        self._memory = memory
+        self.tid_x, self.ntid_x = (lambda: thread), (lambda: threads)
+        self.cta_x, self.cta_y, self.cta_z = (partial(int, index) for index in block)
+        self.ldg_l2_f4 = partial(memory.read, "global", _F, 4)
+        for letter, space in _SPACES.items():
+            for kind, (dtype, count) in _KINDS.items():
+                setattr(self, f"ld{letter}{kind}", partial(memory.read, space, dtype, count))
+                setattr(self, f"st{letter}{kind}", partial(memory.write, space, dtype))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return _PURE[name]
+
+    def cp_async16(self, to: int, source: int) -> None:
+        ctypes.memmove(self._memory.place("shared", to, 16), self._memory.place("global", int(source), 16), 16)
+
+    def atom_inc(self, address: int, limit: int) -> int:
+        old: int = self._memory.read("global", _U, 1, address)
+        self._memory.write("global", _U, address, 0 if old >= limit else old + 1)
+        return old
+
+
+def _exchange(name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    if name == "syncwarp":
+        return [None] * WARP
+    if name.startswith("shfl_xor"):
+        return [arguments[lane ^ by][0] for lane, (_, by) in enumerate(arguments)]
+    if name.startswith("shfl_idx"):
+        return [arguments[lane % WARP][0] for _, lane in arguments]
+    return [arguments[lane - by][0] if lane >= by else _F(0) for lane, (_, by) in enumerate(arguments)]
+
+
+def _load_matrices(name: str, arguments: list[tuple[Any, ...]], memory: Memory) -> list[Any]:
+    rows = np.array([memory.read("shared", _U, 4, address) for (address,) in arguments], _U).view(_H)
+    matrices = rows.reshape(4, 8, 8)
+    if name == "ldsm4t":
+        matrices = matrices.transpose(0, 2, 1)
+    words = np.ascontiguousarray(matrices).view(_U).reshape(4, WARP)
+    return [tuple(int(word) for word in words[:, lane]) for lane in range(WARP)]
+
+
+def _multiply(arguments: list[tuple[Any, ...]]) -> list[Any]:
+    a, b, c = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for lane, values in enumerate(arguments):
+        row, column = lane // 4, 2 * (lane % 4)
+        for i, (down, right) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
+            a[row + down, column + right : column + right + 2] = _halves(int(values[i]))
+        for i in range(2):
+            b[column + 8 * i : column + 8 * i + 2, row] = _halves(int(values[4 + i]))
+            c[row + 8 * i, column : column + 2] = values[6 + 2 * i : 8 + 2 * i]
+    d = (a @ b + c).astype(_F).reshape(2, 8, 4, 2)
+    return [(*d[0, lane // 4, lane % 4], *d[1, lane // 4, lane % 4]) for lane in range(WARP)]
+
+
+class _Yields(ast.NodeTransformer):
+    """Calls of instructions that several threads take part in become ``yield name, arguments``."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        names = _OF_A_WARP | _MATRICES | {_OF_A_BLOCK}
+        if isinstance(node.func, ast.Attribute) and node.func.attr in names:
+            request = ast.Tuple([ast.Constant(node.func.attr), ast.Tuple(node.args, ast.Load())], ast.Load())
+            return ast.Yield(request)
+        return node
+
+
+@cache
+def _code(source: str) -> CodeType:
+    tree = _Yields().visit(ast.parse(source))
+    tree.body[0].body += ast.parse("if False: yield").body  # a generator also where there is nothing to wait for
+    return compile(ast.fix_missing_locations(tree), "<kernel>", "exec")
+
+
+def launch(
+    source: str,
+    grid: tuple[int, int, int],
+    threads: int,
+    arguments: Sequence[Any],
+    tensors: Sequence[Tensor],
+    *,
+    shared_bytes: int = 0,
+    order: Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]] = lambda blocks: blocks,
+    names: Sequence[str] = (),
+) -> None:
+    """Run ``kernel`` of ``source`` block after block, in ``order``; calls of ``names`` do nothing."""
+    blocks: list[tuple[int, ...]] = [index[::-1] for index in np.ndindex(*grid[::-1])]
+    types: dict[str, Any] = {"f32": _F, "i64": int, "u32": lambda x: int(x) & 0xFFFFFFFF}
+    types["i32"] = lambda x: (int(x) + 2**31) % 2**32 - 2**31
+    with np.errstate(all="ignore"):
+        for block in order(blocks):
+            memory = Memory(tensors, shared_bytes)
+            running: list[_Thread] = []
+            for thread in range(threads):
+                scope = {"P": _Vocabulary(memory, thread, block, threads), **types, **{n: lambda: None for n in names}}
+                exec(_code(source), scope)
+                running.append(scope["kernel"](*arguments))
+            _run(running, memory)
+
+
+def _run(threads: list[_Thread], memory: Memory) -> None:
+    requests: list[tuple[str, tuple[Any, ...]] | None] = [next(thread, None) for thread in threads]
+
+    def resume(index: int, value: Any) -> None:
+        try:
+            requests[index] = threads[index].send(value)
+        except StopIteration:
+            requests[index] = None
+
+    while any(requests):
+        moved = False
+        for first in range(0, len(threads), WARP):
+            warp = requests[first : first + WARP]
+            asked = {request[0] if request else None for request in warp}
+            name = asked.pop()
+            if asked or name is None or name == _OF_A_BLOCK:
+                continue
+            arguments = [request[1] for request in warp if request]
+            if name == "mma_f16":
+                results = _multiply(arguments)
+            elif name in _MATRICES:
+                results = _load_matrices(name, arguments, memory)
+            else:
+                results = _exchange(name, arguments)
+            for lane, value in enumerate(results):
+                resume(first + lane, value)
+            moved = True
+        if all(request and request[0] == _OF_A_BLOCK for request in requests):
+            for index in range(len(threads)):
+                resume(index, None)
+            moved = True
+        assert moved, f"threads wait for each other: {sorted({r[0] if r else 'end' for r in requests})}"
