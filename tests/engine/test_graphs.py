@@ -1,0 +1,217 @@
+"""Captured decode rounds: when they are captured, and that a replay is the round itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from kernels_numba.ops import OpTable
+from ninferd.engine.engine import Engine
+from ninferd.engine.graphs import Captured, CaptureError, DecodeRounds
+from ninferd.engine.messages import GenerationRequest, SamplingParams
+from ninferd.models import Qwen3_5Text, text_config
+from ninferd.models.qwen3_5.load import load_text
+from ninferd.weights.opening import open_model
+from tests.support.engines import answers, make_caches, make_engine, request
+from tests.support.recorded_graphs import CAPTURABLE_OPS, RecordedGraphs, masked_attention_decode
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+@dataclass
+class ScriptedGraphs:
+    """Captures without recording; every captured call holds 10 bytes."""
+
+    obstacle: str | None = None
+    failing: bool = False
+    log: list[str] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def observe(self, call: Callable[[], T]) -> tuple[T, str | None]:
+        self.log.append("observe")
+        return call(), self.obstacle
+
+    def capture(self, call: Callable[[], T]) -> Captured[T]:
+        self.log.append("capture")
+        if self.failing:
+            raise CaptureError("out of ink")
+        self.held_bytes += 10
+        return Captured(lambda: self.log.append("replay"), call())
+
+    def release(self) -> None:
+        self.log.append("release")
+        self.held_bytes = 0
+
+
+def rounds_of(graphs: ScriptedGraphs | None, limit_bytes: int = 100) -> DecodeRounds[int]:
+    def run(width: int) -> int:
+        if graphs is not None:
+            graphs.log.append(f"run {width}")
+        return 10 * width
+
+    return DecodeRounds(run, graphs, limit_bytes)
+
+
+def test_every_width_is_observed_then_captured_then_replayed() -> None:
+    graphs = ScriptedGraphs()
+    rounds = rounds_of(graphs)
+    assert [rounds(width) for width in (2, 2, 2, 3, 2, 3)] == [20, 20, 20, 30, 20, 30]
+    first = ["observe", "run 2", "capture", "run 2", "replay", "replay"]
+    assert graphs.log == [*first, "observe", "run 3", "replay", "capture", "run 3", "replay"]
+    assert (rounds.widths, rounds.held_bytes) == ((2, 3), 20)
+
+
+def test_without_graphs_rounds_run() -> None:
+    rounds = rounds_of(None)
+    assert [rounds(1), rounds(1), rounds(1)] == [10] * 3
+    assert (rounds.widths, rounds.held_bytes) == ((), 0)
+    rounds.release()
+
+
+def test_an_obstacle_is_named_once_and_nothing_is_captured(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = ScriptedGraphs(obstacle="routing.py:20 waits for the device")
+    rounds = rounds_of(graphs)
+    assert [rounds(width) for width in (1, 1, 2, 2)] == [10, 10, 20, 20]
+    assert graphs.log == ["observe", "run 1", "run 1", "run 2", "run 2"]
+    assert caplog.messages == ["decode rounds run without CUDA graphs: routing.py:20 waits for the device"]
+
+
+def test_a_failed_capture_leaves_the_graphs_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = ScriptedGraphs()
+    rounds = rounds_of(graphs)
+    assert (rounds(1), rounds(1)) == (10, 10)
+    graphs.failing = True
+    assert [rounds(width) for width in (2, 2, 2, 3, 1)] == [20, 20, 20, 30, 10]
+    assert graphs.log[5:] == ["observe", "run 2", "capture", "run 2", "run 2", "run 3", "replay"]
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.getMessage() == (
+        "decode rounds run without further CUDA graphs: capturing one of 2 failed: out of ink"
+    )
+
+
+def test_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = ScriptedGraphs()
+    rounds = rounds_of(graphs, limit_bytes=15)
+    for width in (1, 1, 2, 2, 3, 3, 3, 2):
+        rounds(width)
+    assert (rounds.widths, rounds.held_bytes) == ((1, 2), 20)
+    assert graphs.log[-4:] == ["run 3", "run 3", "run 3", "replay"]
+    assert "no more CUDA graphs are captured: those of 1, 2 lane(s) hold" in caplog.text
+
+
+def test_released_graphs_are_captured_anew() -> None:
+    graphs = ScriptedGraphs()
+    rounds = rounds_of(graphs)
+    assert (rounds(1), rounds(1)) == (10, 10)
+    rounds.release()
+    assert (rounds.widths, rounds.held_bytes) == ((), 0)
+    rounds(1)
+    assert graphs.log[-4:] == ["release", "capture", "run 1", "replay"]
+
+
+def model_of(directory: Path, ops: OpTable) -> Qwen3_5Text:
+    source = open_model(directory)
+    return load_text(source, text_config(source), ops, CPU, torch.float32, lambda done, total: None)
+
+
+def engine_of(model: Qwen3_5Text, *, recorded: bool) -> tuple[Engine, RecordedGraphs]:
+    kv, state = make_caches(model, 4, 24, 320, torch.float32)
+    graphs = RecordedGraphs((kv.tensor, state.conv, state.recurrent))
+    return make_engine(model, kv, state, graphs if recorded else None), graphs
+
+
+def prompt(length: int, salt: int) -> list[int]:
+    return torch.randint(0, 512, (length,), generator=torch.Generator().manual_seed(salt)).tolist()
+
+
+GREEDY = SamplingParams(seed=0, temperature=0.0, top_logprobs=2)
+SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, top_logprobs=0)
+PENALISED = SamplingParams(seed=6, temperature=1.1, presence_penalty=0.7)
+ARRIVALS: list[tuple[int, GenerationRequest]] = [
+    (0, request("long", prompt(60, 1), 140, GREEDY)),  # crosses two pages
+    (3, request("sampled", prompt(130, 2), 70, SAMPLED)),
+    (9, request("brief", prompt(3, 3), 6, GREEDY)),
+    (40, request("penalised", prompt(20, 4), 30, PENALISED)),
+    (41, request("fourth", prompt(63, 5), 30, GREEDY)),
+    (42, request("queued", prompt(8, 6), 12, SAMPLED)),
+]
+"""Lanes that join and leave, so that rounds of every width alternate."""
+CHUNKS = sum(-(-len(each.prompt) // 128) for _, each in ARRIVALS)
+
+
+def test_replays_are_the_rounds_themselves(checkpoint: Path) -> None:
+    model = model_of(checkpoint, CAPTURABLE_OPS)
+    expected = answers(engine_of(model, recorded=False)[0], ARRIVALS)
+    engine, graphs = engine_of(model, recorded=True)
+    assert answers(engine, ARRIVALS) == expected
+    stats = engine.stats()
+    assert stats.graph_widths == (1, 2, 3, 4)
+    assert stats.graph_bytes == graphs.held_bytes > 0
+    rounds = stats.generated_tokens - len(ARRIVALS)  # at least one lane each
+    assert rounds / 4 < graphs.replays < rounds
+    at_once = [(0, each) for _, each in reversed(ARRIVALS)]
+    replayed = graphs.replays
+    assert answers(engine, at_once) == answers(engine_of(model, recorded=False)[0], at_once)
+    assert graphs.replays - replayed == engine.stats().steps - stats.steps - CHUNKS, "every round"
+
+
+def test_a_round_that_uses_a_host_number_would_show(checkpoint: Path) -> None:
+    """What this file compares with is able to differ: a number of the first round is used in all later ones."""
+    seen: list[int] = []
+
+    def forgetful(query: Any, projected: Any, kv: Any, layer: int, pages: Any, contexts: Any, shape: Any) -> Any:
+        seen.append(1)
+        contexts = contexts.clamp(max=61 + len(seen))  # Python's, so that a replay repeats that of the capture
+        return masked_attention_decode(query, projected, kv, layer, pages, contexts, shape)
+
+    model = model_of(checkpoint, replace(CAPTURABLE_OPS, attention_decode=forgetful))
+    expected = answers(engine_of(model, recorded=False)[0], ARRIVALS[:1])
+    seen.clear()
+    assert answers(engine_of(model, recorded=True)[0], ARRIVALS[:1]) != expected
+
+
+def test_an_op_that_waits_keeps_rounds_eager(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def waiting(query: Any, projected: Any, kv: Any, layer: int, pages: Any, contexts: Any, shape: Any) -> Any:
+        columns = -(-int(contexts.max()) // 64)
+        return masked_attention_decode(query, projected, kv, layer, pages[:, :columns], contexts, shape)
+
+    model = model_of(checkpoint, replace(CAPTURABLE_OPS, attention_decode=waiting))
+    engine, graphs = engine_of(model, recorded=True)
+    assert answers(engine, ARRIVALS[:3]) == answers(engine_of(model, recorded=False)[0], ARRIVALS[:3])
+    assert (engine.stats().graph_widths, graphs.replays) == ((), 0)
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.getMessage().startswith("decode rounds run without CUDA graphs: aten.item.default reads a number")
+
+
+def test_running_out_of_memory_gives_the_graphs_back(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(checkpoint, CAPTURABLE_OPS)
+    expected = answers(engine_of(model, recorded=False)[0], ARRIVALS[:1])
+    engine, _ = engine_of(model, recorded=True)
+    answers(engine, ARRIVALS[:1])
+    assert engine.stats().graph_widths == (1,)
+    whole = model.forward
+
+    def starved(batch: Any, caches: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(model, "forward", starved)
+    engine.submit(request("victim", prompt(9, 9), 4, GREEDY))
+    while engine.has_work:
+        engine.step()
+    assert (engine.stats().graph_widths, engine.stats().graph_bytes) == ((), 0)
+    monkeypatch.setattr(model, "forward", whole)
+    assert answers(engine, ARRIVALS[:1]) == expected
+    assert engine.stats().graph_widths == (1,)
+
+
+def test_the_probe_captures_one_lane(checkpoint: Path) -> None:
+    engine, graphs = engine_of(model_of(checkpoint, CAPTURABLE_OPS), recorded=True)
+    engine.probe()
+    assert (engine.stats().graph_widths, graphs.replays) == ((1,), 1)
