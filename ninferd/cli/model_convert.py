@@ -168,6 +168,7 @@ def _write(args: argparse.Namespace, prepared: Prepared) -> int:
     import torch
 
     from kernels_numba.quantise import quantiser
+    from ninferd.cli.ending import ended_in_order
     from ninferd.cli.progress import Progress
     from ninferd.weights.convert.conversion import Output, convert
 
@@ -182,7 +183,8 @@ def _write(args: argparse.Namespace, prepared: Prepared) -> int:
         artifact_id=args.artifact_id,
         overwrite=args.force,
     )
-    report = convert(prepared, output, Progress("weights"), Progress("checksum"))
+    with ended_in_order():
+        report = convert(prepared, output, Progress("weights"), Progress("checksum"))
     for file in report["files"]:
         print(f"{output.path.with_name(file['name'])}: {file['bytes']:,} bytes, SHA-256 {file['sha256']}")
     return 0

@@ -46,6 +46,7 @@ def run_synth(args: argparse.Namespace) -> int:
     import torch
 
     from kernels_numba.quantise import quantiser
+    from ninferd.cli.ending import ended_in_order
     from ninferd.cli.progress import Progress
     from ninferd.weights.synthesis.artifact import write_synthetic
     from ninferd.weights.synthesis.model import plan_synthetic
@@ -54,7 +55,8 @@ def run_synth(args: argparse.Namespace) -> int:
         raise InputError(f"{args.destination}: exists already; it is not overwritten")
     model = plan_synthetic(args.geometry, args.recipe, args.seed, args.without)
     encoders = quantiser(torch.device("cpu"))
-    size_bytes = write_synthetic(model, args.destination, encoders, Progress("weights"))
+    with ended_in_order():
+        size_bytes = write_synthetic(model, args.destination, encoders, Progress("weights"))
     print(f"{args.destination}: {size_bytes:,} bytes, {', '.join(model.geometry.components)}")
     return 0
 
