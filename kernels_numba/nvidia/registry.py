@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from kernels_numba.nvidia import gated_delta_kernels, norms_kernels
+from kernels_numba.nvidia import attention_kernels, gated_delta_kernels, norms_kernels
 from kernels_numba.nvidia.kernel import KernelSpec
 
 STREAM_READ = KernelSpec("stream_read", "stream_read", "make", (), "lli", threads=512, min_blocks=2, registers=40)
 
-KERNELS: tuple[KernelSpec, ...] = (STREAM_READ, *norms_kernels.KERNELS, *gated_delta_kernels.KERNELS)
+KERNELS: tuple[KernelSpec, ...] = (
+    STREAM_READ,
+    *norms_kernels.KERNELS,
+    *attention_kernels.KERNELS,
+    *gated_delta_kernels.KERNELS,
+)
 
 BY_NAME = {spec.name: spec for spec in KERNELS}
