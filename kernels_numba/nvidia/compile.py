@@ -13,10 +13,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kernels_numba.nvidia.kernel import ARCHS, KernelSpec, compute_capability
-
-PDL_CAPABILITY = (9, 0)
-"""First compute capability with programmatic dependent launch."""
+from kernels_numba.nvidia.kernel import ARCHS, PDL_CAPABILITY, KernelSpec, compute_capability
 
 
 class KernelBuildError(Exception):

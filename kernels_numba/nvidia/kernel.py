@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100a", "sm_120a")
 """Targets that kernels are assembled for."""
+PDL_CAPABILITY = (9, 0)
+"""First compute capability with programmatic dependent launch."""
 
 
 @dataclass(frozen=True)

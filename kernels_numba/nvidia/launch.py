@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels_numba.nvidia.cubins import cubin, ensure
-from kernels_numba.nvidia.kernel import KernelSpec, arch_of
+from kernels_numba.nvidia.kernel import PDL_CAPABILITY, KernelSpec, arch_of
 from kernels_numba.nvidia.registry import BY_NAME
 
 Grid = tuple[int, int, int]
@@ -46,7 +46,8 @@ class Kernel:
         self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin(spec, device.arch)))
         self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, spec.name.encode()))
         self._types = tuple(_C_TYPES[letter] for letter in spec.signature)
-        self._launch = driver.cuLaunchKernel
+        self._launch, self._launch_ex = driver.cuLaunchKernel, driver.cuLaunchKernelEx
+        self._configuration = self._launch_configuration(device.programmatic)
         attribute = driver.CUfunction_attribute
         # one split of L1 and shared memory for all kernels: with different ones a multiprocessor drains in between
         for name, value in (
@@ -56,8 +57,18 @@ class Kernel:
             key = getattr(attribute, f"CU_FUNC_ATTRIBUTE_{name}")
             _checked("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._function, key, value))
 
-    def __call__(self, grid: Grid, *arguments: int | float, shared_bytes: int = 0) -> None:
-        """Launch on the current stream. Arguments in the order of the signature; ``tensor.data_ptr()`` for pointers."""
+    def __call__(self, grid: Grid, *arguments: int | float, shared_bytes: int = 0, programmatic: bool = False) -> None:
+        """Launch on the current stream. Arguments in the order of the signature; ``tensor.data_ptr()`` for pointers.
+
+        ``programmatic``: may begin before its predecessor in the stream ends, up to its ``pdl_wait`` (from sm_90).
+        """
+        if programmatic and self._device.programmatic:
+            config = self._configuration
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.sharedMemBytes = shared_bytes
+            config.hStream = self._device.stream()
+            _checked(self.spec.name, self._launch_ex(config, self._function, (arguments, self._types), 0))
+            return
         result = self._launch(
             self._function,
             *grid,
@@ -74,30 +85,32 @@ class Kernel:
     def bound(
         self, grid: Grid, *arguments: int | float, shared_bytes: int = 0, programmatic: bool = False
     ) -> Callable[[], None]:
-        """The same launch with everything bound, for launches that repeat with the same arguments.
-
-        ``programmatic``: may begin before its predecessor in the stream ends, up to its ``pdl_wait`` (from sm_90).
-        """
-        driver = _driver()
+        """The same launch with everything bound, for launches that repeat with the same arguments."""
         cells: list[Any] = [c_type(value) for c_type, value in zip(self._types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
-        config = driver.CUlaunchConfig()
+        config = self._launch_configuration(programmatic and self._device.programmatic)
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.spec.threads, 1, 1
         config.sharedMemBytes = shared_bytes
+        address, function, name = ctypes.addressof(pointers), self._function, self.spec.name
+        launch_ex, stream = self._launch_ex, self._device.stream
+
+        def launch(_alive: tuple[Any, ...] = (cells, pointers)) -> None:
+            config.hStream = stream()
+            _checked(name, launch_ex(config, function, address, 0))
+
+        return launch
+
+    def _launch_configuration(self, programmatic: bool) -> Any:
+        driver = _driver()
+        config = driver.CUlaunchConfig()
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.spec.threads, 1, 1
         if programmatic:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs = [attribute]
             config.numAttrs = 1
-        address, function, name = ctypes.addressof(pointers), self._function, self.spec.name
-
-        def launch(_alive: tuple[Any, ...] = (cells, pointers, config)) -> None:
-            config.hStream = self._device.stream()
-            _checked(name, driver.cuLaunchKernelEx(config, function, address, 0))
-
-        return launch
+        return config
 
     def blocks_per_multiprocessor(self, shared_bytes: int = 0) -> int:
         """How many blocks of this kernel one multiprocessor holds at once."""
@@ -116,6 +129,7 @@ class Device:
             raise CudaError(f"no kernels for compute capability {properties.major}.{properties.minor}")
         self.index = index
         self.arch: str = arch
+        self.programmatic = properties.major >= PDL_CAPABILITY[0]
         self.multiprocessors: int = properties.multi_processor_count
         self.shared_bytes_per_block = _shared_bytes_per_block(index)
         self._kernels: dict[str, Kernel] = {}

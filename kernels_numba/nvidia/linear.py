@@ -1,0 +1,240 @@
+"""Products of bfloat16 activations with quantised weights in their own bits.
+
+Few rows stream the weights through the tensor cores as they are; many rows decode them, some rows of weights at a
+time, and multiply by cuBLAS. Matrices that no kernel takes stay torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_numba.matrices import Matrix, joined
+from kernels_numba.nvidia.launch import Device, device_of
+from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS, StreamFormat
+from kernels_numba.nvidia.linear_kernels import FUSED_COLUMNS, gemv_name
+from kernels_numba.nvidia.linear_packing import packed_stream, stream_format
+from kernels_numba.nvidia.linear_plan import columns_for, shared_bytes, slices_of
+from kernels_numba.shapes import PackedLinear, PackedSegment
+from kernels_numba.torch_ops import linear as torch_linear
+
+STREAMED_ROWS = 96
+"""Up to so many rows of activations, passes of the streaming kernel beat decoding the weights."""
+DECODED_BYTES = 256 << 20
+"""Bound of what one product decodes at a time."""
+MOST_RUNS = 8
+"""Runs of rows with one factor that are multiplied one by one; with more of them the factors follow the product."""
+CONVERTING_BLOCKS = 8
+"""Blocks that convert a row of activations."""
+DEQUANT_STEPS = 8
+"""Steps that a block decodes."""
+
+
+@dataclass(frozen=True)
+class StreamSegment:
+    """Rows of one format as ``linear_gemv`` reads them, or a stack of such."""
+
+    stream: Tensor  # uint8 [..., bytes]
+    factors: Tensor  # float32 [..., N]: of the sums of a row
+    counters: Tensor  # int32 [..., blocks], always 0 between products
+    runs: tuple[Any, ...]  # of each matrix of the stack, row-major: ((first row, end, factor), ...), or () for many
+    format_name: str
+    columns: int
+    slices: int
+
+    @property
+    def rows(self) -> int:
+        return self.factors.shape[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stream.nbytes + self.factors.nbytes + self.counters.nbytes
+
+    def __getitem__(self, index: int) -> StreamSegment:
+        each = len(self.runs) // self.stream.shape[0]
+        return replace(
+            self,
+            stream=self.stream[index],
+            factors=self.factors[index],
+            counters=self.counters[index],
+            runs=self.runs[index * each : (index + 1) * each],
+        )
+
+
+def pack_linear(*matrices: Matrix) -> PackedLinear:
+    """Streams of the formats that kernels take, on devices with room for their rings; the others as they are."""
+    return PackedLinear(tuple(_packed(matrix) for matrix in joined(matrices)))
+
+
+def _packed(matrix: Matrix) -> PackedSegment:
+    weights = stream_format(matrix)
+    if weights is None:
+        return matrix
+    device = device_of(matrix.device)
+    slices = slices_of(weights, matrix.rows, matrix.columns, device.multiprocessors, device.shared_bytes_per_block)
+    if slices is None:
+        return matrix
+    return stream_segment(matrix, weights, slices, device.multiprocessors)
+
+
+def stream_segment(matrix: Matrix, weights: StreamFormat, slices: int, most_blocks: int) -> StreamSegment:
+    """The segment in so many slices of columns, which must divide their steps."""
+    packed = [packed_stream(each, weights, slices) for each in _matrices(matrix)]
+    factors = [factors for _, factors in packed]
+    return StreamSegment(
+        stream=_stacked([stream for stream, _ in packed], matrix.stack),
+        factors=_stacked(factors, matrix.stack),
+        counters=torch.zeros(*matrix.stack, most_blocks, dtype=torch.int32, device=matrix.device),
+        runs=tuple(_runs(each / weights.lift) for each in factors),
+        format_name=weights.name,
+        columns=matrix.columns,
+        slices=slices,
+    )
+
+
+def _matrices(matrix: Matrix) -> Iterator[Matrix]:
+    """Those of a stack, row-major."""
+    if not matrix.stack:
+        yield matrix
+        return
+    for index in range(matrix.stack[0]):
+        yield from _matrices(matrix[index])
+
+
+def _stacked(tensors: list[Tensor], stack: tuple[int, ...]) -> Tensor:
+    """Without a copy if there is only one."""
+    return torch.stack(tensors).view(*stack, -1) if stack else tensors[0]
+
+
+def _runs(factors: Tensor) -> tuple[tuple[int, int, float], ...]:
+    values, counts = torch.unique_consecutive(factors, return_counts=True)
+    if len(values) > MOST_RUNS:
+        return ()
+    ends = counts.cumsum(0).tolist()
+    return tuple(zip([0, *ends[:-1]], ends, values.tolist(), strict=True))
+
+
+def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    """As ``kernels_numba.ops.Linear``, of bfloat16."""
+    if not any(isinstance(segment, StreamSegment) for segment in packed.segments):
+        return torch_linear.linear(x, packed)
+    if x.dtype != torch.bfloat16:
+        raise TypeError(f"kernels multiply bfloat16 activations, not {x.dtype}")
+    out = x.new_empty(x.shape[0], packed.outputs)
+    x = x.contiguous()
+    begin = 0
+    for segment in packed.segments:
+        place = out[:, begin : begin + segment.rows]
+        if not isinstance(segment, StreamSegment):
+            place.copy_(torch_linear.linear(x, PackedLinear((segment,))))
+        elif x.shape[0] <= STREAMED_ROWS:
+            stream_product(x, segment, place)
+        else:
+            decoded_product(x, segment, place)
+        begin += segment.rows
+    return out
+
+
+def stream_product(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
+    """``out[:] = x @ weights.T`` of a few rows; ``out [rows, N]`` has contiguous columns."""
+    device, weights = device_of(x.device), FORMATS[segment.format_name]
+    slice_columns = segment.columns // segment.slices
+    most = columns_for(weights, x.shape[0], slice_columns, device.shared_bytes_per_block)
+    for begin in range(0, x.shape[0], most):
+        rows = x[begin : begin + most]
+        columns = columns_for(weights, rows.shape[0], slice_columns, device.shared_bytes_per_block)
+        _stream_pass(device, weights, rows, columns, segment, out[begin : begin + most])
+
+
+def _stream_pass(
+    device: Device, weights: StreamFormat, x: Tensor, columns: int, segment: StreamSegment, out: Tensor
+) -> None:
+    activations, scales = x, x
+    fused = columns in FUSED_COLUMNS
+    if not fused:
+        activations, scales = converted(device, x, columns)
+    tiles = segment.rows // TILE_ROWS
+    partials = segment.factors  # not touched
+    if segment.slices > 1:
+        partials = torch.empty(segment.slices * columns * segment.rows, device=x.device)
+    device.kernel(gemv_name(weights.name, columns))(
+        (min(device.multiprocessors // segment.slices, tiles), segment.slices, 1),
+        segment.stream.data_ptr(),
+        activations.data_ptr(),
+        scales.data_ptr(),
+        out.data_ptr(),
+        segment.factors.data_ptr(),
+        partials.data_ptr(),
+        segment.counters.data_ptr(),
+        x.shape[0],
+        out.stride(0),
+        segment.columns // segment.slices // STEP_COLUMNS,
+        tiles,
+        shared_bytes=shared_bytes(weights, columns, segment.columns // segment.slices),
+        programmatic=not fused,
+    )
+
+
+def converted(device: Device, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """Halves in fragment order of up to ``columns`` rows, and what products with each row are multiplied by."""
+    activations = torch.empty(columns * x.shape[1], dtype=torch.float16, device=x.device)
+    scales = torch.empty(columns, device=x.device)
+    device.kernel(f"activations_m{columns}")(
+        (CONVERTING_BLOCKS, columns, 1),
+        x.data_ptr(),
+        activations.data_ptr(),
+        scales.data_ptr(),
+        x.shape[0],
+        x.shape[1],
+        shared_bytes=32,
+    )
+    return activations, scales
+
+
+def decoded_product(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
+    """As ``stream_product``, of many rows."""
+    weights = FORMATS[segment.format_name]
+    block_rows = max(1, DECODED_BYTES // (2 * segment.columns * TILE_ROWS)) * TILE_ROWS
+    for begin in range(0, segment.rows, block_rows):
+        end = min(segment.rows, begin + block_rows)
+        values = decoded(segment, begin, end)
+        if weights.row_factor_in_values:
+            torch.mm(x, values.T, out=out[:, begin:end])
+        elif segment.runs[0]:
+            _multiply_runs(x, values, begin, segment.runs[0], out)
+        else:
+            factors = segment.factors[begin:end] / weights.lift
+            torch.mul(torch.mm(x, values.T, out_dtype=torch.float32), factors, out=out[:, begin:end])
+
+
+def _multiply_runs(
+    x: Tensor, values: Tensor, first: int, runs: tuple[tuple[int, int, float], ...], out: Tensor
+) -> None:
+    """One product for each run of rows with the same factor, which costs nothing as that of the product."""
+    for begin, end, factor in runs:
+        begin, end = max(begin, first), min(end, first + values.shape[0])
+        if begin < end:
+            place = out[:, begin:end]
+            torch.addmm(place, x, values[begin - first : end - first].T, beta=0, alpha=factor, out=place)
+
+
+def decoded(segment: StreamSegment, begin: int, end: int) -> Tensor:
+    """Rows ``begin`` to ``end``, multiples of 16, as bfloat16, without the factors that follow the product."""
+    device, weights = device_of(segment.stream.device), FORMATS[segment.format_name]
+    values = torch.empty(end - begin, segment.columns, dtype=torch.bfloat16, device=segment.stream.device)
+    steps, count = segment.columns // segment.slices // STEP_COLUMNS, (end - begin) // TILE_ROWS
+    device.kernel(f"dequant_{weights.name}")(
+        (-(-steps * count // DEQUANT_STEPS), segment.slices, 1),
+        segment.stream.data_ptr(),
+        segment.factors.data_ptr(),
+        values.data_ptr(),
+        steps,
+        segment.rows // TILE_ROWS,
+        begin // TILE_ROWS,
+        count,
+    )
+    return values

@@ -1,0 +1,101 @@
+"""The linear ops as a group of the table, and their self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_numba import reference
+from kernels_numba.matrices import Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.nvidia.launch import device_of
+from kernels_numba.nvidia.linear import (
+    StreamSegment,
+    decoded_product,
+    linear,
+    pack_linear,
+    stream_product,
+    stream_segment,
+)
+from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, KERNELS, gemv_name
+from kernels_numba.nvidia.linear_packing import stream_format
+from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.routing import routed_experts
+from kernels_numba.torch_ops import dense
+
+ROWS, COLUMNS = 80, 512
+TOLERANCE = 4e-3
+"""Of results that are rounded to bfloat16, by 2^-9 at most."""
+
+
+def check(device: torch.device) -> None:
+    """Every kernel on small matrices, in one and in two slices, against float64. KernelMismatchError."""
+    generator = torch.Generator().manual_seed(0)
+    for matrix in _matrices(generator):
+        weights = stream_format(matrix)
+        assert weights is not None
+        values = reference.dequantised(matrix)
+        for slices in (1, 2):
+            segment = stream_segment(_moved(matrix, device), weights, slices, device_of(device).multiprocessors)
+            for rows in GEMV_COLUMNS:
+                x = _activations(generator, rows)
+                found = _product(stream_product, x, segment, device)
+                _assert_rows_close(gemv_name(weights.name, rows), found, x, values)
+        x = _activations(generator, 33)
+        found = _product(decoded_product, x, segment, device)
+        _assert_rows_close(f"dequant_{weights.name}", found, x, values)
+
+
+def _activations(generator: torch.Generator, rows: int) -> Tensor:
+    """Rows of very different magnitudes."""
+    sizes = torch.exp2(torch.randint(-30, 30, (rows, 1), generator=generator))
+    return (torch.randn(rows, COLUMNS, generator=generator) * sizes).bfloat16()
+
+
+def _assert_rows_close(kernel: str, found: Tensor, x: Tensor, values: Tensor) -> None:
+    """Each row brought to the same size, so that all count."""
+    size = x.double().norm(dim=1, keepdim=True)
+    assert_close(kernel, found.double().cpu() / size, reference.linear(x.double(), values) / size, TOLERANCE)
+
+
+def _product(
+    multiply: Callable[[Tensor, StreamSegment, Tensor], None], x: Tensor, segment: StreamSegment, device: torch.device
+) -> Tensor:
+    """Into poisoned memory."""
+    out = torch.full((x.shape[0], segment.rows), torch.nan, dtype=torch.bfloat16, device=device)
+    multiply(x.to(device), segment, out)
+    return out
+
+
+def _matrices(generator: torch.Generator) -> list[Matrix]:
+    def words(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator).to(torch.uint8)
+
+    multiplier = torch.rand(ROWS, generator=generator) + 0.5
+    scales = torch.randn(ROWS, COLUMNS // 32, generator=generator).half()
+    return [
+        Nvfp4Matrix(words(0, 256, ROWS, COLUMNS // 2), words(0, 127, ROWS, COLUMNS // 16), multiplier),
+        Fp8RowMatrix(words(0, 127, ROWS, COLUMNS) | words(0, 2, ROWS, COLUMNS) << 7, multiplier),
+        GroupedMatrix(8, COLUMNS, words(0, 256, ROWS, COLUMNS), None, scales),
+        GroupedMatrix(4, COLUMNS, words(0, 256, ROWS, COLUMNS // 2), None, scales[:, : COLUMNS // 64].contiguous()),
+    ]
+
+
+def _moved(matrix: Matrix, device: torch.device) -> Matrix:
+    planes: dict[str, Any] = {name: plane.to(device) for name, plane in matrix.planes.items()}
+    return replace(matrix, **planes)
+
+
+GROUP = OpGroup(
+    name="linear",
+    kernels=tuple(spec.name for spec in KERNELS),
+    ops={
+        "pack_linear": pack_linear,
+        "linear": linear,
+        "moe_experts": routed_experts(linear, dense.silu_mul),
+    },
+    check=check,
+)

@@ -1,0 +1,149 @@
+"""Matrices as streams of steps (``linear_formats``), made on the device that they lie on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels_numba.matrices import Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.nvidia.linear_formats import FP8, NVFP4, Q4, Q8, STEP_COLUMNS, TILE_ROWS, StreamFormat
+
+BLOCK_WEIGHTS = 1 << 24
+"""Weights that are packed at a time: it takes some 16 bytes each."""
+LARGEST_SCALE_EXPONENT = 8
+"""Scales of the group formats are put below 2^8 by row: 128 times that is a half, and small ones stay normal."""
+
+
+def stream_format(matrix: Matrix) -> StreamFormat | None:
+    """The format a matrix can be packed in, None if kernels cannot multiply it."""
+    if matrix.rows % TILE_ROWS or matrix.columns % STEP_COLUMNS or not matrix.rows:
+        return None
+    match matrix:
+        case Nvfp4Matrix():
+            return NVFP4
+        case Fp8RowMatrix():
+            return FP8
+        case GroupedMatrix(bits=8):
+            return Q8
+        case GroupedMatrix(bits=4):
+            return Q4
+        case _:
+            return None
+
+
+def packed_stream(matrix: Matrix, weights: StreamFormat, slices: int) -> tuple[Tensor, Tensor]:
+    """``uint8 [bytes]`` in the order slice, tile, step; and float32 ``[N]``, what a row of sums is multiplied by.
+
+    ``matrix`` is one matrix, no stack.
+    """
+    tiles, steps = matrix.rows // TILE_ROWS, matrix.columns // STEP_COLUMNS
+    stream = torch.empty(slices, tiles, steps // slices, weights.step_bytes, dtype=torch.uint8, device=matrix.device)
+    factors = torch.empty(matrix.rows, device=matrix.device)
+    block_tiles = max(1, BLOCK_WEIGHTS // (TILE_ROWS * matrix.columns))
+    for begin in range(0, tiles, block_tiles):
+        end = min(tiles, begin + block_tiles)
+        rows = slice(begin * TILE_ROWS, end * TILE_ROWS)
+        parts = _PACKERS[weights.name](matrix.select_rows(rows), end - begin, steps)
+        packed = torch.cat([parts.codes, parts.scales], -1)
+        stream[:, begin:end] = packed.view(end - begin, slices, steps // slices, -1).transpose(0, 1)
+        factors[rows] = parts.factors
+    return stream.view(-1), factors
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Some tiles of a matrix."""
+
+    codes: Tensor  # uint8 [tiles, steps, bytes]
+    scales: Tensor  # uint8 [tiles, steps, bytes]
+    factors: Tensor  # float32 [rows]
+
+
+def _pack_nvfp4(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    assert isinstance(matrix, Nvfp4Matrix)
+    signs = (matrix.scales >> 7) << 3  # of scales, which the stream does not keep
+    codes = _nibbles(matrix.codes).view(*matrix.scales.shape, 16) ^ signs[..., None]
+    c = _fragments(codes, tiles, steps).int()  # [tile, step, piece, g, q, word, row half, 4]
+
+    def half(code: Tensor, sign: int, magnitude: int) -> Tensor:
+        return ((code >> 3) << sign) | ((code & 7) << magnitude)
+
+    def halves(column: int) -> Tensor:
+        """The codes of a column of each pair, as one half of a word, see ``ptx.dq8``."""
+        low, high = c[..., 0, :], c[..., 1, :]
+        first, second = half(low[..., column], 15, 9), half(high[..., column], 7, 1)
+        return first | second | half(low[..., column + 2], 8, 12) | half(high[..., column + 2], 0, 4)
+
+    words = torch.stack([halves(0), halves(1)], -1)
+    s = _fragment_scales(matrix.scales & 127, tiles, steps, 8).int()  # [tile, step, g, group, row half]
+    units = s[..., 0::2, :] | (s[..., 1::2, :] << 7)
+    return _Steps(_bytes(words.short(), tiles, steps), _bytes(units.short(), tiles, steps), matrix.multiplier * 128)
+
+
+def _pack_fp8(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    assert isinstance(matrix, Fp8RowMatrix)
+    codes = _bytes(_fragments(matrix.codes, tiles, steps, words=2), tiles, steps)
+    return _Steps(codes, codes[..., :0], matrix.multiplier * FP8.lift)
+
+
+def _pack_q8(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    assert isinstance(matrix, GroupedMatrix)
+    scales, factors = _normalised(matrix.scales)
+    codes = _bytes(_fragments(matrix.codes ^ 128, tiles, steps, words=2), tiles, steps)
+    return _Steps(codes, _bytes(_fragment_scales(scales, tiles, steps, 4), tiles, steps), factors)
+
+
+def _pack_q4(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    assert isinstance(matrix, GroupedMatrix)
+    scales, factors = _normalised(matrix.scales)
+    c = _fragments(_nibbles(matrix.codes) ^ 8, tiles, steps).int()
+
+    def halves(column: int) -> Tensor:
+        low, high = c[..., 0, :], c[..., 1, :]
+        return low[..., column] | (high[..., column] << 4) | (low[..., column + 2] << 8) | (high[..., column + 2] << 12)
+
+    words = torch.stack([halves(0), halves(1)], -1)
+    return _Steps(
+        _bytes(words.short(), tiles, steps),
+        _bytes(_fragment_scales(scales, tiles, steps, 2), tiles, steps),
+        factors,
+    )
+
+
+_PACKERS: dict[str, Callable[[Matrix, int, int], _Steps]] = {
+    "nvfp4": _pack_nvfp4,
+    "fp8": _pack_fp8,
+    "q8": _pack_q8,
+    "q4": _pack_q4,
+}
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """``[rows, K]`` of ``[rows, K/2]``, the low nibble first."""
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+
+
+def _fragments(codes: Tensor, tiles: int, steps: int, words: int = 4) -> Tensor:
+    """Codes by place: ``[tile, step, piece, g, q, group of the piece, row half, column of the lane]``."""
+    pieces = 8 // words
+    return codes.reshape(tiles, 2, 8, steps, pieces, words, 4, 4).permute(0, 3, 4, 2, 6, 5, 1, 7)
+
+
+def _fragment_scales(scales: Tensor, tiles: int, steps: int, per_step: int) -> Tensor:
+    """Scales by place: ``[tile, step, g, group, row half]``."""
+    return scales.reshape(tiles, 2, 8, steps, per_step).permute(0, 3, 2, 4, 1)
+
+
+def _bytes(values: Tensor, tiles: int, steps: int) -> Tensor:
+    return values.contiguous().view(torch.uint8).reshape(tiles, steps, -1)
+
+
+def _normalised(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales of the group formats times a power of two for each row, and its inverse."""
+    largest = scales.float().abs().amax(1).clamp(min=2.0**-24)
+    shift = LARGEST_SCALE_EXPONENT - torch.frexp(largest).exponent.float()
+    up = torch.exp2(shift)
+    return (scales.float() * up[:, None]).half(), torch.exp2(-shift)
