@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CodeType
@@ -19,8 +19,8 @@ import numpy as np
 from torch import Tensor
 
 WARP = 32
-_OF_A_WARP = frozenset({"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp"})
-_MATRICES = frozenset({"ldsm4", "ldsm4t", "mma_f16"})
+_OF_A_WARP = frozenset({"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp", "movmatrix"})
+_MATRICES = frozenset({"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"})
 _OF_A_BLOCK = "bar_sync"
 _Thread = Generator[tuple[str, tuple[Any, ...]], Any, None]
 _F, _U, _H, _L = np.float32, np.uint32, np.uint16, np.int64
@@ -62,6 +62,10 @@ def _scalar(value: Any) -> Any:
     return value if value.dtype == _F else int(value)
 
 
+def _signed(word: int) -> int:
+    return (int(word) + 2**31) % 2**32 - 2**31
+
+
 def _halves(word: int, dtype: Any = np.float16) -> Any:
     return np.array([word], _U).view(dtype)
 
@@ -81,7 +85,8 @@ def _bfloat16(value: float) -> int:
 
 _PURE: dict[str, Callable[..., Any]] = {
     "u_div": lambda x, y: int(x) // int(y),
-    "i_min": lambda x, y: min(int(x), int(y)),
+    "i_min": lambda x, y: min(_signed(x), _signed(y)) & 0xFFFFFFFF,
+    "u_shl": lambda x, by: int(x) << int(by) & 0xFFFFFFFF,
     "bits_f": _float,
     "f_bits": lambda x: int(np.array([x], _F).view(_U)[0]),
     "bf2_lo_f": lambda word: _float(int(word) << 16),
@@ -97,7 +102,6 @@ _PURE: dict[str, Callable[..., Any]] = {
     "fminf": lambda x, y: np.fmin(_F(x), _F(y)),
     "fmaf": lambda x, y, z: _F(float(x) * float(y) + float(z)),
     "smem_base": lambda: 0,
-    "cp_commit": lambda: None,
     "fence_gpu": lambda: None,
     "pdl_wait": lambda: None,
     "pdl_launch": lambda: None,
@@ -111,16 +115,22 @@ _KINDS: dict[str, tuple[Any, int]] = {
     "_f2": (_F, 2),
     "_f4": (_F, 4),
 }
-_KINDS |= {"_u16": (_H, 1), "_l": (_L, 1)}
+_KINDS |= {"_u16": (_H, 1), "_l": (_L, 1), "_i": (np.int32, 1)}
 
 
 class _Vocabulary:
     """The names of ``ptx`` as one thread sees them."""
 
-    def __init__(self, memory: Memory, thread: int, block: Sequence[int], threads: int) -> None:
+    def __init__(
+        self, memory: Memory, thread: int, block: Sequence[int], threads: int, grid: Sequence[int], late: bool
+    ) -> None:
         self._memory = memory
+        self._late = late
+        self._copies: list[list[tuple[int, int]]] = [[]]
+        self.lane_id = lambda: thread % WARP
         self.tid_x, self.ntid_x = (lambda: thread), (lambda: threads)
         self.cta_x, self.cta_y, self.cta_z = (partial(int, index) for index in block)
+        self.ncta_x, self.ncta_y, self.ncta_z = (partial(int, size) for size in grid)
         self.ldg_l2_f4 = partial(memory.read, "global", _F, 4)
         for letter, space in _SPACES.items():
             for kind, (dtype, count) in _KINDS.items():
@@ -131,7 +141,19 @@ class _Vocabulary:
         return _PURE[name]
 
     def cp_async16(self, to: int, source: int) -> None:
-        ctypes.memmove(self._memory.place("shared", to, 16), self._memory.place("global", int(source), 16), 16)
+        copy = self._memory.place("shared", to, 16), self._memory.place("global", int(source), 16)
+        if self._late:
+            self._copies[-1].append(copy)
+        else:
+            ctypes.memmove(*copy, 16)
+
+    def cp_commit(self) -> None:
+        self._copies.append([])
+
+    def cp_wait(self, groups: int) -> None:
+        while len(self._copies) > groups + 1:
+            for copy in self._copies.pop(0):
+                ctypes.memmove(*copy, 16)
 
     def atom_inc(self, address: int, limit: int) -> int:
         old: int = self._memory.read("global", _U, 1, address)
@@ -142,11 +164,18 @@ class _Vocabulary:
 def _exchange(name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
     if name == "syncwarp":
         return [None] * WARP
+    if name == "movmatrix":
+        return _transposed([int(word) for (word,) in arguments])
     if name.startswith("shfl_xor"):
         return [arguments[lane ^ by][0] for lane, (_, by) in enumerate(arguments)]
     if name.startswith("shfl_idx"):
         return [arguments[lane % WARP][0] for _, lane in arguments]
     return [arguments[lane - by][0] if lane >= by else _F(0) for lane, (_, by) in enumerate(arguments)]
+
+
+def _transposed(words: list[int]) -> list[Any]:
+    matrix = np.ascontiguousarray(np.array(words, _U).view(_H).reshape(8, 8).T)
+    return [int(word) for word in matrix.view(_U).reshape(-1)]
 
 
 def _load_matrices(name: str, arguments: list[tuple[Any, ...]], memory: Memory) -> list[Any]:
@@ -158,14 +187,18 @@ def _load_matrices(name: str, arguments: list[tuple[Any, ...]], memory: Memory) 
     return [tuple(int(word) for word in words[:, lane]) for lane in range(WARP)]
 
 
-def _multiply(arguments: list[tuple[Any, ...]]) -> list[Any]:
+def _bfloat16_pair(word: int) -> Any:
+    return np.array([word << 16 & 0xFFFFFFFF, word & 0xFFFF0000], _U).view(_F)
+
+
+def _multiply(arguments: list[tuple[Any, ...]], pair: Callable[[int], Any]) -> list[Any]:
     a, b, c = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
     for lane, values in enumerate(arguments):
         row, column = lane // 4, 2 * (lane % 4)
         for i, (down, right) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
-            a[row + down, column + right : column + right + 2] = _halves(int(values[i]))
+            a[row + down, column + right : column + right + 2] = pair(int(values[i]))
         for i in range(2):
-            b[column + 8 * i : column + 8 * i + 2, row] = _halves(int(values[4 + i]))
+            b[column + 8 * i : column + 8 * i + 2, row] = pair(int(values[4 + i]))
             c[row + 8 * i, column : column + 2] = values[6 + 2 * i : 8 + 2 * i]
     d = (a @ b + c).astype(_F).reshape(2, 8, 4, 2)
     return [(*d[0, lane // 4, lane % 4], *d[1, lane // 4, lane % 4]) for lane in range(WARP)]
@@ -200,17 +233,23 @@ def launch(
     shared_bytes: int = 0,
     order: Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]] = lambda blocks: blocks,
     names: Sequence[str] = (),
+    waits: Mapping[str, int] | None = None,
 ) -> None:
-    """Run ``kernel`` of ``source`` block after block, in ``order``; calls of ``names`` do nothing."""
+    """Run ``kernel`` of ``source`` block after block, in ``order``; calls of ``names`` do nothing.
+
+    ``waits`` are the names of ``cp_wait`` intrinsics, with their groups; with them copies happen at the last moment.
+    """
     blocks: list[tuple[int, ...]] = [index[::-1] for index in np.ndindex(*grid[::-1])]
     types: dict[str, Any] = {"f32": _F, "i64": int, "u32": lambda x: int(x) & 0xFFFFFFFF}
-    types["i32"] = lambda x: (int(x) + 2**31) % 2**32 - 2**31
+    types["i32"] = _signed
     with np.errstate(all="ignore"):
         for block in order(blocks):
             memory = Memory(tensors, shared_bytes)
             running: list[_Thread] = []
             for thread in range(threads):
-                scope = {"P": _Vocabulary(memory, thread, block, threads), **types, **{n: lambda: None for n in names}}
+                vocabulary = _Vocabulary(memory, thread, block, threads, grid, late=waits is not None)
+                scope = {"P": vocabulary, **types, **{n: lambda: None for n in names}}
+                scope |= {name: partial(vocabulary.cp_wait, groups) for name, groups in (waits or {}).items()}
                 exec(_code(source), scope)
                 running.append(scope["kernel"](*arguments))
             _run(running, memory)
@@ -234,8 +273,8 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
             if asked or name is None or name == _OF_A_BLOCK:
                 continue
             arguments = [request[1] for request in warp if request]
-            if name == "mma_f16":
-                results = _multiply(arguments)
+            if name.startswith("mma"):
+                results = _multiply(arguments, _halves if name == "mma_f16" else _bfloat16_pair)
             elif name in _MATRICES:
                 results = _load_matrices(name, arguments, memory)
             else:
