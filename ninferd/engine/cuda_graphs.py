@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
 
 from ninferd.engine.graphs import Captured, CaptureError
-
-logger = logging.getLogger(__name__)
 
 _WAITS: Final = "called a synchronizing CUDA operation"  # torch's words in its synchronisation debug mode
 
@@ -28,6 +26,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._device_index = torch.cuda.current_device() if device.index is None else device.index
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -39,15 +38,20 @@ class CudaGraphs:
         return self._held_bytes
 
     def observe(self, call: Callable[[], T]) -> tuple[T, str | None]:
-        """Run a call in torch's synchronisation debug mode, which names the first operation that waits."""
-        mode = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as seen:
+        """Run a call in torch's synchronisation debug mode, which names the first operation that waits.
+
+        It runs on the stream of the captures, so that libraries make their workspaces for it outside the pool.
+        """
+        outer, mode = torch.cuda.current_stream(self._device), torch.cuda.get_sync_debug_mode()
+        self._stream.wait_stream(outer)
+        with warnings.catch_warnings(record=True) as seen, torch.cuda.stream(self._stream):
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 result = call()
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
+        outer.wait_stream(self._stream)
         waits = [warning for warning in seen if _WAITS in str(warning.message)]
         if not waits:
             return result, None
@@ -63,6 +67,8 @@ class CudaGraphs:
         try:
             result = self._record(graph, call)
         except Exception as error:  # whatever an op raises: nothing has run, and the round runs eagerly instead
+            with suppress(RuntimeError):  # torch's allocator may believe that the capture goes on, and free nothing
+                torch._C._cuda_endAllocateToPool(self._device_index, self._pool)
             raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

@@ -6,7 +6,8 @@ max_concurrency is at most 8), so no round computes lanes that nobody asked for,
 them to, and a graph runs the very kernels, on the very shapes, that run without it.
 
 A round of a new width runs eagerly once, observed; the second is captured and replayed. So whatever an op makes at its
-first call (tables, workspaces) is made outside the capture.
+first call (tables, workspaces) is made outside the capture. If making it waited for the device, the width is observed
+once more.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class DecodeRounds(Generic[T]):
         self._limit_bytes = limit_bytes
         self._capturing = True
         self._observed: set[int] = set()
+        self._suspected: set[int] = set()
         self._captured: dict[int, Captured[T]] = {}
 
     @property
@@ -98,10 +100,13 @@ class DecodeRounds(Generic[T]):
             self._graphs.release()
 
     def _observe(self, graphs: Graphs, width: int) -> T:
-        self._observed.add(width)
         result, obstacle = graphs.observe(lambda: self._run(width))
-        if obstacle is not None:
-            self._give_up(f"decode rounds run without CUDA graphs: {obstacle}")
+        if obstacle is None:
+            self._observed.add(width)
+        elif width not in self._suspected:
+            self._suspected.add(width)
+        else:
+            self._give_up(f"decode rounds run without further CUDA graphs: {obstacle}")
         return result
 
     def _capture(self, graphs: Graphs, width: int) -> Captured[T] | None:

@@ -14,11 +14,11 @@ import torch
 from kernels_numba.ops import OpTable
 from ninferd.engine.engine import Engine
 from ninferd.engine.graphs import Captured, CaptureError, DecodeRounds
-from ninferd.engine.messages import GenerationRequest, SamplingParams
 from ninferd.models import Qwen3_5Text, text_config
 from ninferd.models.qwen3_5.load import load_text
 from ninferd.weights.opening import open_model
-from tests.support.engines import answers, make_caches, make_engine, request
+from tests.support.caches import make_caches
+from tests.support.engines import ARRIVALS, CHUNKS, GREEDY, answers, make_engine, request
 from tests.support.recorded_graphs import CAPTURABLE_OPS, RecordedGraphs, masked_attention_decode
 
 T = TypeVar("T")
@@ -78,9 +78,19 @@ def test_without_graphs_rounds_run() -> None:
 def test_an_obstacle_is_named_once_and_nothing_is_captured(caplog: pytest.LogCaptureFixture) -> None:
     graphs = ScriptedGraphs(obstacle="routing.py:20 waits for the device")
     rounds = rounds_of(graphs)
-    assert [rounds(width) for width in (1, 1, 2, 2)] == [10, 10, 20, 20]
-    assert graphs.log == ["observe", "run 1", "run 1", "run 2", "run 2"]
-    assert caplog.messages == ["decode rounds run without CUDA graphs: routing.py:20 waits for the device"]
+    assert [rounds(width) for width in (1, 1, 1, 2, 2)] == [10, 10, 10, 20, 20]
+    assert graphs.log == ["observe", "run 1", "observe", "run 1", "run 1", "run 2", "run 2"]
+    assert caplog.messages == ["decode rounds run without further CUDA graphs: routing.py:20 waits for the device"]
+
+
+def test_an_op_may_wait_at_its_first_call(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = ScriptedGraphs(obstacle="a table is made")
+    rounds = rounds_of(graphs)
+    rounds(1)
+    graphs.obstacle = None
+    assert [rounds(1) for _ in range(2)] == [10, 10]
+    assert graphs.log[2:] == ["observe", "run 1", "capture", "run 1", "replay"]
+    assert not caplog.messages
 
 
 def test_a_failed_capture_leaves_the_graphs_there_are(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,25 +137,6 @@ def engine_of(model: Qwen3_5Text, *, recorded: bool) -> tuple[Engine, RecordedGr
     return make_engine(model, kv, state, graphs if recorded else None), graphs
 
 
-def prompt(length: int, salt: int) -> list[int]:
-    return torch.randint(0, 512, (length,), generator=torch.Generator().manual_seed(salt)).tolist()
-
-
-GREEDY = SamplingParams(seed=0, temperature=0.0, top_logprobs=2)
-SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, top_logprobs=0)
-PENALISED = SamplingParams(seed=6, temperature=1.1, presence_penalty=0.7)
-ARRIVALS: list[tuple[int, GenerationRequest]] = [
-    (0, request("long", prompt(60, 1), 140, GREEDY)),  # crosses two pages
-    (3, request("sampled", prompt(130, 2), 70, SAMPLED)),
-    (9, request("brief", prompt(3, 3), 6, GREEDY)),
-    (40, request("penalised", prompt(20, 4), 30, PENALISED)),
-    (41, request("fourth", prompt(63, 5), 30, GREEDY)),
-    (42, request("queued", prompt(8, 6), 12, SAMPLED)),
-]
-"""Lanes that join and leave, so that rounds of every width alternate."""
-CHUNKS = sum(-(-len(each.prompt) // 128) for _, each in ARRIVALS)
-
-
 def test_replays_are_the_rounds_themselves(checkpoint: Path) -> None:
     model = model_of(checkpoint, CAPTURABLE_OPS)
     expected = answers(engine_of(model, recorded=False)[0], ARRIVALS)
@@ -187,7 +178,9 @@ def test_an_op_that_waits_keeps_rounds_eager(checkpoint: Path, caplog: pytest.Lo
     assert answers(engine, ARRIVALS[:3]) == answers(engine_of(model, recorded=False)[0], ARRIVALS[:3])
     assert (engine.stats().graph_widths, graphs.replays) == ((), 0)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.getMessage().startswith("decode rounds run without CUDA graphs: aten.item.default reads a number")
+    assert warning.getMessage().startswith(
+        "decode rounds run without further CUDA graphs: aten.item.default reads a number"
+    )
 
 
 def test_running_out_of_memory_gives_the_graphs_back(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +195,7 @@ def test_running_out_of_memory_gives_the_graphs_back(checkpoint: Path, monkeypat
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(model, "forward", starved)
-    engine.submit(request("victim", prompt(9, 9), 4, GREEDY))
+    engine.submit(request("victim", 9, 4, GREEDY))
     while engine.has_work:
         engine.step()
     assert (engine.stats().graph_widths, engine.stats().graph_bytes) == ((), 0)

@@ -1,4 +1,4 @@
-"""An engine around a given model, and what its clients receive."""
+"""An engine around a given model, requests for it, and what their clients receive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ninferd.engine.messages import (
     TokenLogprobs,
     TokensGenerated,
 )
-from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry, pages_for
+from ninferd.memory.geometry import PAGE_TOKENS
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text
@@ -26,30 +26,10 @@ Answer = list[tuple[int, TokenLogprobs | None]]
 """Tokens of one request, with their log probabilities where it asked for them."""
 
 
-def make_caches(
-    model: Qwen3_5Text, lanes: int, pages: int, max_context: int, kv_dtype: torch.dtype
-) -> tuple[KVCache, StateCache]:
-    """Caches for ``model``, as the engine's builder sizes them."""
-    attention, delta = model.config.attention, model.config.gated_delta
-    kv = KVGeometry(model.config.attention_layer_count, attention.kv_heads, attention.head_dim, kv_dtype.itemsize)
-    state = StateGeometry(
-        gdn_layers=model.config.gdn_layer_count,
-        conv_channels=delta.conv_channels,
-        conv_history=delta.conv_kernel - 1,
-        conv_element_bytes=model.dtype.itemsize,
-        value_heads=delta.value_heads,
-        key_head_dim=delta.key_dim,
-        value_head_dim=delta.value_dim,
-    )
-    columns = pages_for(max_context)
-    return KVCache(kv, pages, lanes, columns, model.device, kv_dtype), StateCache(
-        state, lanes, model.device, model.dtype
-    )
+PREFILL_CHUNK = 128
 
 
-def make_engine(
-    model: Qwen3_5Text, kv: KVCache, state: StateCache, graphs: Graphs | None, prefill_chunk: int = 128
-) -> Engine:
+def make_engine(model: Qwen3_5Text, kv: KVCache, state: StateCache, graphs: Graphs | None) -> Engine:
     """An engine of as many lanes as ``state`` has slots."""
     info = EngineInfo(
         model_name="test",
@@ -68,10 +48,13 @@ def make_engine(
         state_bytes=state.conv.nbytes + state.recurrent.nbytes,
         load_seconds=0.0,
     )
-    return Engine(model, kv, state, info, prefill_chunk, graphs=graphs)
+    return Engine(model, kv, state, info, PREFILL_CHUNK, graphs=graphs)
 
 
-def request(name: str, prompt: list[int], tokens: int, sampling: SamplingParams) -> GenerationRequest:
+def request(name: str, prompt_length: int, tokens: int, sampling: SamplingParams) -> GenerationRequest:
+    """One of a random prompt, which is its own for every name."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    prompt = torch.randint(0, 512, (prompt_length,), generator=generator).tolist()
     return GenerationRequest(name, PromptIdentity.from_token_ids(prompt), sampling, tokens, ())
 
 
@@ -91,3 +74,19 @@ def answers(engine: Engine, arrivals: Iterable[tuple[int, GenerationRequest]]) -
         engine.check()
         step += 1
     return found
+
+
+GREEDY = SamplingParams(seed=0, temperature=0.0, top_logprobs=2)
+SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, top_logprobs=0)
+PENALISED = SamplingParams(seed=6, temperature=1.1, presence_penalty=0.7)
+ARRIVALS: list[tuple[int, GenerationRequest]] = [
+    (0, request("long", 60, 140, GREEDY)),  # crosses two pages
+    (3, request("sampled", 130, 70, SAMPLED)),
+    (9, request("brief", 3, 6, GREEDY)),
+    (40, request("penalised", 20, 30, PENALISED)),
+    (41, request("fourth", 63, 30, GREEDY)),
+    (42, request("queued", 8, 12, SAMPLED)),
+]
+"""Lanes that join and leave, so that rounds of every width alternate."""
+CHUNKS = sum(-(-len(each.prompt) // PREFILL_CHUNK) for _, each in ARRIVALS)
+"""Steps that ``ARRIVALS`` take beside decode rounds."""
