@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels_numba.matrices import Matrix, joined
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS, StreamFormat
-from kernels_numba.nvidia.linear_kernels import FUSED_COLUMNS, gemv_name
+from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS, FUSED_COLUMNS, gemv_name
 from kernels_numba.nvidia.linear_packing import packed_stream, stream_format
 from kernels_numba.nvidia.linear_plan import columns_for, shared_bytes, slices_of
 from kernels_numba.shapes import PackedLinear, PackedSegment
@@ -30,8 +30,6 @@ MOST_RUNS = 8
 """Runs of rows with one factor that are multiplied one by one; with more of them the factors follow the product."""
 CONVERTING_BLOCKS = 8
 """Blocks that convert a row of activations."""
-DEQUANT_STEPS = 8
-"""Steps that a block decodes."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def converted(device: Device, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         scales.data_ptr(),
         x.shape[0],
         x.shape[1],
-        shared_bytes=32,
+        shared_bytes=CONVERTING_THREADS // 8,
     )
     return activations, scales
 

@@ -1,56 +1,39 @@
 """Rows of bfloat16 as halves: each row times the power of two that puts its largest magnitude into [2^14, 2^15).
 
-Nothing overflows, and what underflows is 2^-29 of the largest. A row with an infinity or a NaN keeps its scale.
+Nothing overflows, and what underflows is 2^-29 of the largest. A row with an infinity or a NaN keeps its scale. Source
+text, shared by the kernels that convert activations.
 """
 
 from __future__ import annotations
 
-from kernels_numba.nvidia import ptx
-from kernels_numba.nvidia.ptx import bf2_hi_f, bf2_lo_f, bits_f, h2_pack, i32, i_min, u32, u_and, u_max, u_shl, u_shr
+from collections.abc import Sequence
 
-TOP_EXPONENT = 127 + 14
-LARGEST_EXPONENT = 253
+from kernels_numba.nvidia.text import Source, bf16
+
+_TOP_EXPONENT = 127 + 14
+_LARGEST_EXPONENT = 253
 """Of a scale, so that its inverse is a normal number too."""
 
 
-@ptx.device_function
-def largest_magnitude(pair):  # type: ignore[no-untyped-def]
-    """Bits of the larger magnitude of two bfloat16, as those of a float32."""
-    return u_max(u_and(pair, u32(0x7FFF0000)), u_and(u_shl(pair, u32(16)), u32(0x7FFF0000)))
+def add_magnitudes(source: Source, words: Sequence[str]) -> None:
+    """``top`` becomes the largest of itself and the magnitudes of pairs of bfloat16, as the bits of a float32."""
+    for word in words:
+        source(f"top = P.u_max(top, P.u_and({word}, u32({0x7FFF0000})))")
+        source(f"top = P.u_max(top, P.u_and(P.u_shl({word}, u32(16)), u32({0x7FFF0000})))")
 
 
-@ptx.device_function
-def scale_exponent(top):  # type: ignore[no-untyped-def]
-    """Exponent field of the scale of a row, from the bits of its largest magnitude."""
-    exponent = i32(u_shr(top, u32(23)))
-    scale = i_min(i32(TOP_EXPONENT + 127 - exponent), i32(LARGEST_EXPONENT))
-    if exponent == 255:
-        scale = u32(127)
-    return u32(scale)
+def set_scales(source: Source) -> None:
+    """``up`` and ``down``: what a row is multiplied by that has ``top``, and what its products are."""
+    source(f"""
+        exponent = i32(P.u_shr(top, u32(23)))
+        field = i32(P.i_min(u32({_TOP_EXPONENT + 127} - exponent), u32({_LARGEST_EXPONENT})))
+        if exponent == 255:
+            field = i32(127)
+        up = P.bits_f(P.u_shl(u32(field), u32(23)))
+        down = P.bits_f(P.u_shl(u32(254 - field), u32(23)))
+    """)
 
 
-@ptx.device_function
-def scale_up(top):  # type: ignore[no-untyped-def]
-    """What the row is multiplied by."""
-    return bits_f(u_shl(scale_exponent(top), u32(23)))
-
-
-@ptx.device_function
-def scale_down(top):  # type: ignore[no-untyped-def]
-    """What its products are to be multiplied by."""
-    return bits_f(u_shl(u32(254 - i32(scale_exponent(top))), u32(23)))
-
-
-@ptx.device_function
-def scaled_halves(pair, up):  # type: ignore[no-untyped-def]
-    """Two bfloat16, times the scale, as halves."""
-    return h2_pack(bf2_lo_f(pair) * up, bf2_hi_f(pair) * up)
-
-
-CONVERSION = {
-    "largest_magnitude": largest_magnitude,
-    "scale_up": scale_up,
-    "scale_down": scale_down,
-    "scaled_halves": scaled_halves,
-}
-"""The functions by name, for generated source."""
+def scaled_halves(word: str) -> str:
+    """Two bfloat16, times ``up``, as halves."""
+    return f"P.h2_pack({bf16(word, 0)} * up, {bf16(word, 1)} * up)"

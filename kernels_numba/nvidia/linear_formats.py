@@ -55,12 +55,12 @@ class StreamFormat:
 def _nvfp4(group: int) -> str:
     scale = ("first", "second")[group % 2]
     return f"""
-s = h2_mul(sc_{scale}(S[{group // 2}]), u32({0x78007800}))
-v = dq8(C{group // 4}[{group % 4}])
-a0 = h2_mul_lo(v[0], s)
-a1 = h2_mul_hi(v[1], s)
-a2 = h2_mul_lo(v[2], s)
-a3 = h2_mul_hi(v[3], s)"""
+s = P.h2_mul(P.sc_{scale}(S[{group // 2}]), u32({0x78007800}))
+v = P.dq8(C{group // 4}[{group % 4}])
+a0 = P.h2_mul_lo(v[0], s)
+a1 = P.h2_mul_hi(v[1], s)
+a2 = P.h2_mul_lo(v[2], s)
+a3 = P.h2_mul_hi(v[3], s)"""
 
 
 def _words(group: int) -> tuple[str, str]:
@@ -74,20 +74,20 @@ def _q8(group: int) -> str:
     scale = f"S[{group // 2}]"
     exponent, bias = f"u32({0x64646464})", f"u32({0xE480E480})"
     return f"""
-a0 = h2_mul_lo(h2_add(prmt({first}, {exponent}, u32({0x4140})), {bias}), {scale})
-a1 = h2_mul_hi(h2_add(prmt({second}, {exponent}, u32({0x4140})), {bias}), {scale})
-a2 = h2_mul_lo(h2_add(prmt({first}, {exponent}, u32({0x4342})), {bias}), {scale})
-a3 = h2_mul_hi(h2_add(prmt({second}, {exponent}, u32({0x4342})), {bias}), {scale})"""
+a0 = P.h2_mul_lo(P.h2_add(P.prmt({first}, {exponent}, u32({0x4140})), {bias}), {scale})
+a1 = P.h2_mul_hi(P.h2_add(P.prmt({second}, {exponent}, u32({0x4140})), {bias}), {scale})
+a2 = P.h2_mul_lo(P.h2_add(P.prmt({first}, {exponent}, u32({0x4342})), {bias}), {scale})
+a3 = P.h2_mul_hi(P.h2_add(P.prmt({second}, {exponent}, u32({0x4342})), {bias}), {scale})"""
 
 
 def _fp8(group: int) -> str:
     """An E4M3 byte, its sign in bit 15 and the rest in bits 13..7, reads value * 2^-8 as a half."""
     first, second = _words(group)
     return f"""
-a0 = e4m3_halves(prmt({first}, u32(0), u32({0x1404})))
-a1 = e4m3_halves(prmt({second}, u32(0), u32({0x1404})))
-a2 = e4m3_halves(prmt({first}, u32(0), u32({0x3424})))
-a3 = e4m3_halves(prmt({second}, u32(0), u32({0x3424})))"""
+a0 = P.e4m3_halves(P.prmt({first}, u32(0), u32({0x1404})))
+a1 = P.e4m3_halves(P.prmt({second}, u32(0), u32({0x1404})))
+a2 = P.e4m3_halves(P.prmt({first}, u32(0), u32({0x3424})))
+a3 = P.e4m3_halves(P.prmt({second}, u32(0), u32({0x3424})))"""
 
 
 def _q4(group: int) -> str:
@@ -95,9 +95,9 @@ def _q4(group: int) -> str:
     word, scale = f"C{group // 4}[{group % 4}]", f"S[{group // 4}]"
     lines = []
     for index, half in enumerate(("lo", "hi", "lo", "hi")):
-        shifted = f"u_shr({word}, u32({4 * index}))" if index else word
-        biased = f"u_or(u_and({shifted}, u32({0x000F000F})), u32({0x64006400}))"
-        lines.append(f"a{index} = h2_mul_{half}(h2_add({biased}, u32({0xE408E408})), {scale})")
+        shifted = f"P.u_shr({word}, u32({4 * index}))" if index else word
+        biased = f"P.u_or(P.u_and({shifted}, u32({0x000F000F})), u32({0x64006400}))"
+        lines.append(f"a{index} = P.h2_mul_{half}(P.h2_add({biased}, u32({0xE408E408})), {scale})")
     return "\n" + "\n".join(lines)
 
 

@@ -13,6 +13,11 @@ TWO_BLOCKS_REGISTERS, ONE_BLOCK_REGISTERS = 64, 104
 """Budgets. With 4-bit weights and few rows a multiprocessor has the shared memory for two blocks, see PDL."""
 
 
+CONVERTING_THREADS = 256
+DEQUANT_STEPS = 8
+"""Steps that a block decodes, a warp each."""
+
+
 def gemv_name(stream: str, columns: int) -> str:
     return f"gemv_{stream}_m{columns}"
 
@@ -33,12 +38,12 @@ def _gemv(stream: str, columns: int) -> KernelSpec:
 
 GEMV_KERNELS = {stream: tuple(_gemv(stream, columns) for columns in GEMV_COLUMNS) for stream in FORMATS}
 ACTIVATION_KERNELS = tuple(
-    KernelSpec(f"activations_m{columns}", "linear_activations", "make", (columns,), "lllii", 256, 1, 40)
+    KernelSpec(f"activations_m{columns}", "linear_activations", "make", (columns,), "lllii", CONVERTING_THREADS, 1, 40)
     for columns in GEMV_COLUMNS
     if columns not in FUSED_COLUMNS
 )
 DEQUANT_KERNELS = {
-    stream: KernelSpec(f"dequant_{stream}", "linear_dequant", "make", (stream,), "llliiii", 256, 1, 64)
+    stream: KernelSpec(f"dequant_{stream}", "linear_dequant", "make", (stream,), "llliiii", 32 * DEQUANT_STEPS, 1, 64)
     for stream in FORMATS
 }
 KERNELS = (
