@@ -213,11 +213,11 @@ class Append:
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """Queries and keys in float64."""
-        shape, rows = self.shape, self.rows
+        shape = self.shape
         projected, cos, sin = self.projected.double(), self.cos.double(), self.sin.double()
 
         def normed(x: Tensor, weight: Tensor) -> Tensor:
-            x = x.reshape(rows, -1, shape.head_dim)
+            x = x.reshape(x.shape[0], x.shape[1] // shape.head_dim, shape.head_dim)
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norms.eps) * weight.double()
             return _rotated(x, cos, sin)
 
@@ -238,7 +238,7 @@ def test_append(device: torch.device, shape: AttentionShape, rows: int) -> None:
     assert query.shape == (rows, shape.heads, shape.head_dim)
     pages, offsets = append.slots // PAGE_TOKENS, append.slots % PAGE_TOKENS
     keys = kv[pages, LAYER, 0, :, offsets]
-    values = append.projected[:, 2 * shape.query_width + shape.kv_width :].view(rows, shape.kv_heads, -1)
+    values = append.projected[:, 2 * shape.query_width + shape.kv_width :].view(rows, shape.kv_heads, shape.head_dim)
     assert torch.equal(kv[pages, LAYER, 1, :, offsets], values)
     kv[pages, LAYER, :, :, offsets] = append.kv[pages, LAYER, :, :, offsets]
     assert torch.equal(kv, append.kv)
