@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from kernels_numba import reference
 from kernels_numba.nvidia.gated_delta_kernels import KERNELS
-from kernels_numba.nvidia.gated_delta_layout import DIM, STEP_SPLITS, TAPS, step_shared_bytes
+from kernels_numba.nvidia.gated_delta_layout import (
+    CHUNK,
+    CHUNK_SHARED_BYTES,
+    DIM,
+    OUT_TOKENS,
+    ROW_BYTES,
+    SCAN_COLUMNS,
+    SCAN_SHARED_BYTES,
+    STEP_SPLITS,
+    TAPS,
+    step_shared_bytes,
+)
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
 from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
 from kernels_numba.torch_ops import gated_delta as torch_gated_delta
 
+CHUNKED_FROM = 24
+"""Tokens from which the chunked form is used; fewer go one by one."""
+SPAN_TOKENS = 4096
+"""Most tokens of a pass in the chunked form, which bounds its scratch to 38 KiB a token (27B)."""
 PARTIAL_BYTES = 16 << 20
 COUNTERS = 1 << 16
 ROUNDING = 4e-3
@@ -55,6 +71,28 @@ def gated_delta_decode(
     for start in range(0, projected.shape[0], most):
         rows = slice(start, start + most)
         _step(projected[rows], 1, weights, conv, recurrent, layer, slots[rows], shape, out[rows])
+    return out
+
+
+def gated_delta_prefill(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    layer: int,
+    slots: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    if not _fits(projected, conv, recurrent, slots, shape):
+        return torch_gated_delta.gated_delta_prefill(projected, weights, conv, recurrent, layer, slots, shape)
+    out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
+    for start in range(0, projected.shape[0], SPAN_TOKENS):
+        rows = slice(start, start + SPAN_TOKENS)
+        span = projected[rows]
+        if span.shape[0] < CHUNKED_FROM:
+            _step(span, span.shape[0], weights, conv, recurrent, layer, slots, shape, out[rows])
+        else:
+            _chunked(span, weights, conv, recurrent, layer, slots, shape, out[rows])
     return out
 
 
@@ -117,6 +155,70 @@ def _step(
     )
 
 
+def _chunked(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    layer: int,
+    slots: Tensor,
+    shape: GatedDeltaShape,
+    out: Tensor,
+) -> None:
+    """The rows of the one sequence in ``slots``, at least as many as the conv looks back."""
+    device, tokens = device_of(projected.device), projected.shape[0]
+    chunks = -(-tokens // CHUNK)
+    padded = chunks * CHUNK
+    key_heads, value_heads = shape.key_heads, shape.value_heads
+    conv_heads, gate_bytes = 2 * key_heads + value_heads, 4 * value_heads * padded
+    sizes = (
+        conv_heads * padded * ROW_BYTES,  # heads: query, key, value; the latter then corrected, then the output
+        value_heads * padded * ROW_BYTES,  # carried
+        value_heads * padded * CHUNK * 2,  # within
+        *[gate_bytes] * 3,  # log decay, its running sum, beta
+    )
+    scratch = torch.empty(sum(sizes), dtype=torch.uint8, device=projected.device)
+    heads, carried, within, log_decay, decay, beta = (
+        scratch.data_ptr() + offset for offset in accumulate(sizes[:-1], initial=0)
+    )
+    conv_at = conv.data_ptr() + layer * 2 * conv.stride(1)
+    row_stride, conv_stride = 2 * projected.stride(0), 2 * conv.stride(0)
+    device.kernel("gated_delta_conv")(
+        (chunks, conv_heads, 1),
+        projected.data_ptr(),
+        conv_at,
+        slots.data_ptr(),
+        weights.conv.data_ptr(),
+        weights.decay_rate.data_ptr(),
+        weights.dt_bias.data_ptr(),
+        heads,
+        log_decay,
+        beta,
+        *(row_stride, conv_stride, tokens, padded, key_heads, value_heads),
+    )
+    device.kernel("gated_delta_chunk")(
+        (chunks, value_heads, 1),
+        *(heads, log_decay, beta, carried, within, decay, chunks, key_heads, value_heads // key_heads),
+        shared_bytes=CHUNK_SHARED_BYTES,
+    )
+    device.kernel("gated_delta_scan")(
+        (DIM // SCAN_COLUMNS, value_heads, 1),
+        *(heads, carried, within, decay, recurrent.data_ptr() + layer * 4 * recurrent.stride(1), slots.data_ptr()),
+        *(4 * recurrent.stride(0), chunks, key_heads, value_heads // key_heads),
+        shared_bytes=SCAN_SHARED_BYTES,
+    )
+    device.kernel("gated_delta_out")(
+        (-(-tokens // OUT_TOKENS), value_heads, 1),
+        heads + 2 * key_heads * padded * ROW_BYTES,
+        projected.data_ptr(),
+        weights.norm.data_ptr(),
+        conv_at,
+        slots.data_ptr(),
+        out.data_ptr(),
+        *(row_stride, conv_stride, tokens, padded, key_heads, value_heads, weights.eps),
+    )
+
+
 def _check(device: torch.device) -> None:
     """Outputs and states against the reference in float64."""
     shape = GatedDeltaShape(key_heads=2, value_heads=6, key_dim=DIM, value_dim=DIM, conv_kernel=TAPS)
@@ -145,13 +247,18 @@ def _check(device: torch.device) -> None:
         out = gated_delta_decode(projected.to(device), weights, found_conv, found_recurrent, 1, slots.to(device), shape)
         expected = reference.gated_delta_decode(projected.double(), exact, conv, recurrent, 1, slots, shape)
         assert_close("gated_delta_step", out, expected, ROUNDING)
-    assert_close("gated_delta_step", found_conv, conv, 1e-9)
     assert_close("gated_delta_step", found_recurrent, recurrent, 1e-5)
+    projected, slots = normal(CHUNK + 9, shape.projected_width).bfloat16(), torch.tensor([1])
+    out = gated_delta_prefill(projected.to(device), weights, found_conv, found_recurrent, 1, slots.to(device), shape)
+    expected = reference.gated_delta_prefill(projected.double(), exact, conv, recurrent, 1, slots, shape)
+    assert_close("gated_delta_chunk and _scan", out, expected, ROUNDING)
+    assert_close("gated_delta_chunk and _scan", found_recurrent, recurrent, 2e-3)
+    assert_close("gated_delta_step and _out", found_conv, conv, 1e-9)
 
 
 GROUP = OpGroup(
     "gated delta rule",
     tuple(spec.name for spec in KERNELS),
-    {"gated_delta_decode": gated_delta_decode},
+    {"gated_delta_decode": gated_delta_decode, "gated_delta_prefill": gated_delta_prefill},
     _check,
 )

@@ -58,9 +58,14 @@ def silu(x: str) -> str:
     return f"({x}) * {sigmoid(x)}"
 
 
-def bf16(word: str, half: int) -> str:
+def bf16(word: str, part: int) -> str:
     """One of the two bfloat16 numbers in a word, as float32."""
-    return f"P.bf2_{('lo', 'hi')[half]}_f({word})"
+    return f"P.bf2_{('lo', 'hi')[part]}_f({word})"
+
+
+def half(word: str, part: int) -> str:
+    """One of the two halves in a word, as float32."""
+    return f"P.h2_{('lo', 'hi')[part]}_f({word})"
 
 
 def softplus(source: Source, result: str, x: str) -> None:

@@ -15,7 +15,6 @@ from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
 from kernels_numba.torch_ops import gated_delta as torch_gated_delta
 from tests.kernels_numba.inputs import GatedDeltaCase, converted
 
-
 pytestmark = pytest.mark.gpu
 
 SMALL = GatedDeltaShape(key_heads=2, value_heads=4, key_dim=128, value_dim=128, conv_kernel=4)
@@ -25,7 +24,9 @@ SHAPES = {
     "16k48v": GatedDeltaShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, conv_kernel=4),
 }
 LAYER = 1
-DECODE = gated_delta_ops.gated_delta_decode
+DECODE, PREFILL = gated_delta_ops.gated_delta_decode, gated_delta_ops.gated_delta_prefill
+STATE_IN_HALVES = 1e-3
+"""What the chunked form's operands, which are halves, cost a state."""
 
 
 @dataclass
@@ -167,3 +168,91 @@ def test_torch_takes_other_head_sizes(device: torch.device) -> None:
     ours, torchs, _ = runs(shape, DECODE, torch_gated_delta.gated_delta_decode, reference.gated_delta_decode)
     projected, slots = normal(0, 1, shape.projected_width).cuda(), torch.tensor([3], device=device)
     assert torch.equal(ours(projected, slots), torchs(projected, slots))
+
+
+def prefill_runs(shape: GatedDeltaShape) -> tuple[Run, Run, Run]:
+    return runs(shape, PREFILL, torch_gated_delta.gated_delta_prefill, reference.gated_delta_prefill)
+
+
+def check_prefill(all_three: tuple[Run, Run, Run], projected: Tensor, name: str) -> None:
+    ours, torchs, exact = all_three
+    slot = torch.tensor([4])
+    found, theirs = (run(projected.cuda(), slot.cuda()) for run in (ours, torchs))
+    report(f"{name} outputs", found, theirs, exact(projected.double(), slot), 0)
+    report(f"{name} states", ours.recurrent, torchs.recurrent, exact.recurrent, STATE_IN_HALVES)
+    assert torch.equal(ours.conv.cpu().double(), exact.conv)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 23, 24, 63, 64, 65, 130, 700])
+def test_prefill(device: torch.device, tokens: int) -> None:
+    check_prefill(prefill_runs(SMALL), normal(tokens, tokens, SMALL.projected_width), f"prefill {tokens}")
+
+
+@pytest.mark.parametrize("name", ["16k32v", "16k48v"])
+def test_prefill_of_many_heads(device: torch.device, name: str) -> None:
+    check_prefill(prefill_runs(SHAPES[name]), normal(0, 100, SHAPES[name].projected_width), f"prefill {name}")
+
+
+def test_prefill_continues(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of any size, and in several passes."""
+    monkeypatch.setattr(gated_delta_ops, "SPAN_TOKENS", 128)
+    all_three = prefill_runs(SMALL)
+    for tokens in (5, 300, 1, 64):
+        check_prefill(all_three, normal(tokens, tokens, SMALL.projected_width), f"prefill {tokens} more")
+
+
+@pytest.mark.parametrize("scale", [30, 200])
+def test_strong_and_weak_decay(device: torch.device, scale: int) -> None:
+    projected = normal(0, 130, SMALL.projected_width)
+    projected[:, -SMALL.value_heads :] *= scale
+    check_prefill(prefill_runs(SMALL), projected, f"prefill with decays of {scale} times the logits")
+
+
+def test_equal_keys(device: torch.device) -> None:
+    """The system of a chunk is as far from the identity as it gets."""
+    projected = normal(0, 1, SMALL.projected_width).expand(130, -1).contiguous()
+    check_prefill(prefill_runs(SMALL), projected, "prefill of one token again and again")
+
+
+def test_a_long_prefill_agrees_with_torch(device: torch.device) -> None:
+    shape = SHAPES["16k48v"]
+    ours, torchs, _ = prefill_runs(shape)
+    projected, slot = normal(0, 5000, shape.projected_width).cuda(), torch.tensor([1], device=device)
+    found, expected = ours(projected, slot), torchs(projected, slot)
+    print(f"prefill 5000: outputs {distance(found, expected.double().cpu()):.1e}", end=", ")
+    print(f"states {distance(ours.recurrent, torchs.recurrent.double().cpu()):.1e} from torch's")
+    assert distance(found, expected.double().cpu()) < 3e-3
+    assert distance(ours.recurrent, torchs.recurrent.double().cpu()) < STATE_IN_HALVES
+    assert torch.equal(ours.conv, torchs.conv)
+
+
+def test_prefill_neither_waits_nor_varies(device: torch.device) -> None:
+    shape = SHAPES["16k48v"]
+    first, second, _ = runs(shape, PREFILL, PREFILL, reference.gated_delta_prefill)
+    projected, slot = normal(0, 200, shape.projected_width).cuda(), torch.tensor([2], device=device)
+    first(projected, slot)
+    second(projected, slot)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        first(projected, slot)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    second(projected, slot)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = first(projected, slot)
+    for _ in range(5):
+        graph.replay()
+        assert torch.equal(replayed, second(projected, slot))
+    assert torch.equal(first.recurrent, second.recurrent)
+
+
+def test_prefill_touches_no_other_sequence(device: torch.device) -> None:
+    ours, _, _ = prefill_runs(SMALL)
+    ours.recurrent[2] = torch.nan
+    before = ours.recurrent.clone()
+    projected = normal(0, 70, SMALL.projected_width).cuda()
+    assert ours(projected, torch.tensor([2], device=device)).isnan().all()
+    assert ours(projected, torch.tensor([3], device=device)).isfinite().all()
+    assert torch.equal(ours.recurrent[[0, 1, 4, 5]], before[[0, 1, 4, 5]])
+    assert torch.equal(ours.recurrent[:, 1 - LAYER].nan_to_num(7), before[:, 1 - LAYER].nan_to_num(7))

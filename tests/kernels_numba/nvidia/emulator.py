@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import importlib
+import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,7 +18,10 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from kernels_numba.nvidia.registry import BY_NAME
 
 WARP = 32
 _OF_A_WARP = frozenset({"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp", "movmatrix"})
@@ -83,10 +88,41 @@ def _bfloat16(value: float) -> int:
     return 0x7FFF if value != value else word + 0x7FFF + (word >> 16 & 1) >> 16
 
 
+def _packed(halves: Any) -> int:
+    return int(np.asarray(halves, np.float16).view(_U)[0])
+
+
+def _permuted(eight_bytes: int, order: int) -> int:
+    return sum((eight_bytes >> 8 * (order >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
+
+
+def _e2m1_halves(word: int) -> tuple[int, ...]:
+    """Half i of the result: the code that each half of the word scatters over the places of i, sign first."""
+    places = ((15, 11, 10, 9), (7, 3, 2, 1), (8, 14, 13, 12), (0, 6, 5, 4))
+
+    def moved(half: int, bits: tuple[int, ...]) -> int:
+        return sum((half >> bit & 1) << to for bit, to in zip(bits, (15, 11, 10, 9), strict=True))
+
+    return tuple(moved(word & 0xFFFF, bits) | moved(word >> 16, bits) << 16 for bits in places)
+
+
 _PURE: dict[str, Callable[..., Any]] = {
     "u_div": lambda x, y: int(x) // int(y),
     "i_min": lambda x, y: min(_signed(x), _signed(y)) & 0xFFFFFFFF,
     "u_shl": lambda x, by: int(x) << int(by) & 0xFFFFFFFF,
+    "u_shr": lambda x, by: int(x) >> int(by),
+    "u_and": lambda x, y: int(x) & int(y),
+    "u_or": lambda x, y: int(x) | int(y),
+    "u_max": lambda x, y: max(int(x), int(y)),
+    "prmt": lambda x, y, order: _permuted(int(x) | int(y) << 32, order),
+    "h2_add": lambda x, y: _packed(_halves(x) + _halves(y)),
+    "h2_mul": lambda x, y: _packed(_halves(x) * _halves(y)),
+    "h2_mul_lo": lambda x, y: _packed(_halves(x) * _halves(y)[0]),
+    "h2_mul_hi": lambda x, y: _packed(_halves(x) * _halves(y)[1]),
+    "dq8": lambda word: _e2m1_halves(int(word)),
+    "sc_first": lambda word: int(word) << 7 & 0x3F803F80,
+    "sc_second": lambda word: int(word) & 0x3F803F80,
+    "e4m3_halves": lambda word: int(word) & 0x80008000 | int(word) >> 1 & 0x3F803F80,
     "bits_f": _float,
     "f_bits": lambda x: int(np.array([x], _F).view(_U)[0]),
     "bf2_lo_f": lambda word: _float(int(word) << 16),
@@ -287,3 +323,48 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
                 resume(index, None)
             moved = True
         assert moved, f"threads wait for each other: {sorted({r[0] if r else 'end' for r in requests})}"
+
+
+class EmulatedDevice:
+    """Stands in for ``launch.Device``: kernels run here, and see ``tensors`` and what was allocated meanwhile."""
+
+    multiprocessors = 132
+    shared_bytes_per_block = 99 << 10  # of the smallest device
+
+    def __init__(self, shuffle: random.Random) -> None:
+        self.tensors: list[Tensor] = []
+        self.launched: list[str] = []
+        self._shuffle = shuffle
+        self._empty = torch.empty
+
+    def empty(self, *size: Any, **options: Any) -> Tensor:
+        """``torch.empty`` full of NaN."""
+        tensor = self._empty(*size, **options)
+        self.tensors.append(tensor)
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else 255)
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        spec = BY_NAME[name]
+        source = importlib.import_module(f"kernels_numba.nvidia.{spec.module}").source(*spec.arguments)
+        types: dict[str, Callable[[Any], Any]] = {"l": int, "i": _int32, "f": _F}
+
+        def run(grid: tuple[int, int, int], *arguments: Any, shared_bytes: int = 0) -> None:
+            self.launched.append(name)
+            assert shared_bytes <= self.shared_bytes_per_block
+            launch(
+                source,
+                grid,
+                spec.threads,
+                [types[letter](value) for letter, value in zip(spec.signature, arguments, strict=True)],
+                self.tensors,
+                shared_bytes=shared_bytes,
+                order=lambda blocks: self._shuffle.sample(blocks, len(blocks)),
+                names=("copies_done", "older_copies_done"),
+            )
+
+        return run
+
+
+def _int32(value: int) -> int:
+    assert -(1 << 31) <= value < 1 << 31
+    return value

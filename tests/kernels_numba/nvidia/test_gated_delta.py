@@ -2,89 +2,96 @@
 
 from __future__ import annotations
 
-import random
+from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
-
 from kernels_numba import reference
-from kernels_numba.nvidia import gated_delta_step
-from kernels_numba.nvidia.gated_delta_layout import DIM, STEP_WARPS, TAPS, step_shared_bytes
+from kernels_numba.nvidia import gated_delta_ops
+from kernels_numba.nvidia.gated_delta_layout import DIM, TAPS
+from kernels_numba.ops import GatedDelta
 from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
 from tests.kernels_numba.inputs import GatedDeltaCase, converted
-from tests.kernels_numba.nvidia.emulator import launch
+from tests.kernels_numba.nvidia.emulator import EmulatedDevice
 
 SHAPE = GatedDeltaShape(key_heads=1, value_heads=2, key_dim=DIM, value_dim=DIM, conv_kernel=TAPS)
 LAYER = 1
 
 
-def states(case: GatedDeltaCase) -> tuple[Tensor, Tensor]:
-    return case.conv.bfloat16(), case.recurrent.float()
+@dataclass
+class States:
+    """The same weights and states for the kernels and, in float64, for the reference."""
+
+    weights: GatedDeltaWeights
+    conv: Tensor
+    recurrent: Tensor
+
+    @classmethod
+    def on(cls, device: EmulatedDevice) -> States:
+        gated_delta_ops._workspace.cache_clear()
+        case = GatedDeltaCase.random(SHAPE, 1)
+        weights = converted(case.weights, torch.float32)
+        conv, recurrent = case.conv.bfloat16(), case.recurrent.float()
+        device.tensors += [weights.conv, weights.decay_rate, weights.dt_bias, weights.norm, conv, recurrent]
+        device.tensors.append(gated_delta_ops._workspace(conv.device).counters)
+        return cls(weights, conv, recurrent)
+
+    def exact(self) -> States:
+        return States(converted(self.weights, torch.float64), self.conv.double(), self.recurrent.double())
+
+    def run(self, op: GatedDelta, projected: Tensor, slots: Tensor) -> Tensor:
+        return op(projected, self.weights, self.conv, self.recurrent, LAYER, slots, SHAPE)
 
 
-def pointers(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def random_rows(device: EmulatedDevice, rows: int, seed: int = 0) -> Tensor:
+    projected = GatedDeltaCase.random(SHAPE, rows, seed).projected.bfloat16()
+    device.tensors.append(projected)
+    return projected
 
 
-def check(found: Tensor, expected: Tensor, bound: float) -> None:
-    """By the norm of the difference."""
-    assert (found.double() - expected).norm() <= bound * expected.norm()
+def indices(device: EmulatedDevice, *slots: int) -> Tensor:
+    device.tensors.append(torch.tensor(slots))
+    return device.tensors[-1]
 
 
-def step(
-    splits: int, tokens: int, projected: Tensor, weights: GatedDeltaWeights, conv: Tensor, state: Tensor, slots: Tensor
-) -> Tensor:
-    sequences, rows = slots.shape[0], projected.shape[0]
-    out = torch.full((rows, SHAPE.value_width), torch.nan).bfloat16()
-    partial = torch.full((rows, SHAPE.value_width), torch.nan)
-    counters = [torch.zeros(sequences, heads, dtype=torch.int32) for heads in (SHAPE.key_heads, SHAPE.value_heads)]
-    small = [weights.conv, weights.decay_rate, weights.dt_bias, weights.norm]
-    launch(
-        gated_delta_step.source(splits),
-        (splits * SHAPE.value_heads, sequences, 1),
-        32 * STEP_WARPS,
-        [
-            *pointers(projected, conv[:, LAYER], state[:, LAYER], slots, *small, partial, *counters, out),
-            *(2 * projected.stride(0), 2 * conv.stride(0), 4 * state.stride(0)),
-            *(tokens, SHAPE.key_heads, SHAPE.value_heads, SHAPE.value_heads // SHAPE.key_heads),
-            np.float32(weights.eps),
-        ],
-        [projected, conv, state, slots, *small, partial, *counters, out],
-        shared_bytes=step_shared_bytes(splits),
-        order=lambda blocks: random.Random(splits).sample(blocks, len(blocks)),
-    )
-    assert not any(counter.any() for counter in counters)
-    return out
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize(("splits", "slots", "tokens"), [(2, [3, 0], 1), (4, [5], 3)], ids=str)
-def test_steps(splits: int, slots: list[int], tokens: int) -> None:
-    case = GatedDeltaCase.random(SHAPE, len(slots) * tokens)
-    (conv, state), weights = states(case), converted(case.weights, torch.float32)
-    projected = case.projected.bfloat16()
+@pytest.mark.parametrize(
+    ("multiprocessors", "slots"), [(3, [3, 0]), (132, [5])], ids=["two blocks a head", "four blocks a head"]
+)
+def test_decode(emulated: EmulatedDevice, multiprocessors: int, slots: list[int]) -> None:
+    emulated.multiprocessors = multiprocessors
+    ours, rows = States.on(emulated), indices(emulated, *slots)
+    exact, projected = ours.exact(), random_rows(emulated, len(slots))
     projected[0, -SHAPE.value_heads :] = torch.tensor([-30.0, 60.0])  # hardly any and nothing but decay
-    exact = converted(weights, torch.float64)
-    expected_conv, expected_state = conv.double(), state.double()
-    out = step(splits, tokens, projected, weights, conv, state, torch.tensor(slots))
-    rows = projected.double().view(len(slots), tokens, -1)
-    expected = [
-        reference.gated_delta_prefill(r, exact, expected_conv, expected_state, LAYER, torch.tensor([slot]), SHAPE)
-        for r, slot in zip(rows, slots, strict=True)
-    ]
-    check(out, torch.cat(expected), 2e-3)
-    assert torch.equal(conv.double(), expected_conv)
-    check(state, expected_state, 1e-7)
+    out = ours.run(gated_delta_ops.gated_delta_decode, projected, rows)
+    assert distance(out, exact.run(reference.gated_delta_decode, projected.double(), rows)) < 2e-3
+    assert distance(ours.recurrent, exact.recurrent) < 1e-7
+    assert torch.equal(ours.conv.double(), exact.conv)
+    assert not gated_delta_ops._workspace(projected.device).counters.any()
 
 
-def test_a_broken_state_stays_in_its_sequence() -> None:
-    case = GatedDeltaCase.random(SHAPE, 2)
-    (conv, state), weights = states(case), converted(case.weights, torch.float32)
-    state[3] = torch.nan
-    out = step(4, 1, case.projected.bfloat16(), weights, conv, state, torch.tensor([3, 0]))
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_prefill(emulated: EmulatedDevice, tokens: int) -> None:
+    ours, slot = States.on(emulated), indices(emulated, 3)
+    exact, projected = ours.exact(), random_rows(emulated, tokens)
+    out = ours.run(gated_delta_ops.gated_delta_prefill, projected, slot)
+    expected = exact.run(reference.gated_delta_prefill, projected.double(), slot)
+    chunked = tokens >= gated_delta_ops.CHUNKED_FROM
+    assert ("gated_delta_scan" in emulated.launched) == chunked
+    assert distance(out, expected) < (3e-3 if chunked else 2e-3)
+    assert distance(ours.recurrent, exact.recurrent) < (1e-3 if chunked else 1e-7)
+    assert torch.equal(ours.conv.double(), exact.conv)
+
+
+def test_a_broken_state_stays_in_its_sequence(emulated: EmulatedDevice) -> None:
+    ours, slots = States.on(emulated), indices(emulated, 3, 0)
+    ours.recurrent[3] = torch.nan
+    out = ours.run(gated_delta_ops.gated_delta_decode, random_rows(emulated, 2), slots)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
-    assert state[0].isfinite().all()
+    assert ours.recurrent[[0, 1, 2, 4, 5]].isfinite().all()
