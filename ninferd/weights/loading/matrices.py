@@ -28,7 +28,7 @@ def load_matrices(
     """The matrices of every request by its key, in the order of the files, as soon as they are there.
 
     Files are read ahead of what the caller is given, by a few batches. ``generate`` takes the place of reading. Raises
-    InputError if a file has become shorter, and what torch raises if memory runs out.
+    InputError if a file has become shorter or holds scales that cannot be, and what torch raises if memory runs out.
     """
     ordered = sorted(requests, key=lambda request: request.file_order)
     total = sum(request.file_bytes for request in ordered)
