@@ -141,8 +141,12 @@ class Device:
         return handle
 
     def load(self, names: Iterable[str]) -> None:
-        """Build what the cache lacks and load the kernels ``names``. OSError or CudaError if that fails."""
-        wanted = [BY_NAME[name] for name in names if name not in self._kernels]
+        """Build what the cache lacks and load those of the kernels ``names`` that are meant for this device.
+
+        OSError or CudaError if that fails.
+        """
+        specs = [BY_NAME[name] for name in names if name not in self._kernels]
+        wanted = [spec for spec in specs if self.arch in spec.archs]
         ensure(wanted, self.arch)
         with torch.cuda.device(self.index):
             torch.zeros(1, device="cuda")  # torch makes the context, not the driver API

@@ -18,7 +18,7 @@ from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS, StreamFormat
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS, FUSED_COLUMNS, gemv_name
 from kernels_numba.nvidia.linear_packing import packed_stream, stream_format
-from kernels_numba.nvidia.linear_plan import columns_for, shared_bytes, slices_of
+from kernels_numba.nvidia.linear_plan import Limits, columns_for, shared_bytes, slices_of, warps_of
 from kernels_numba.shapes import PackedLinear, PackedSegment
 from kernels_numba.torch_ops import linear as torch_linear
 
@@ -72,11 +72,15 @@ def _packed(matrix: Matrix) -> PackedSegment:
     weights = stream_format(matrix)
     if weights is None:
         return matrix
-    device = device_of(matrix.device)
-    slices = slices_of(weights, matrix.rows, matrix.columns, device.multiprocessors, device.shared_bytes_per_block)
+    limits = _limits(device_of(matrix.device))
+    slices = slices_of(weights, matrix.rows, matrix.columns, limits)
     if slices is None:
         return matrix
-    return stream_segment(matrix, weights, slices, device.multiprocessors)
+    return stream_segment(matrix, weights, slices, limits.multiprocessors)
+
+
+def _limits(device: Device) -> Limits:
+    return Limits(device.multiprocessors, device.shared_bytes_per_block, warps_of(device.arch))
 
 
 def stream_segment(matrix: Matrix, weights: StreamFormat, slices: int, most_blocks: int) -> StreamSegment:
@@ -140,11 +144,11 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
 def stream_product(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
     """``out[:] = x @ weights.T`` of a few rows; ``out [rows, N]`` has contiguous columns."""
     device, weights = device_of(x.device), FORMATS[segment.format_name]
-    slice_columns = segment.columns // segment.slices
-    most = columns_for(weights, x.shape[0], slice_columns, device.shared_bytes_per_block)
+    limits, slice_columns = _limits(device), segment.columns // segment.slices
+    most = columns_for(weights, x.shape[0], slice_columns, limits)
     for begin in range(0, x.shape[0], most):
         rows = x[begin : begin + most]
-        columns = columns_for(weights, rows.shape[0], slice_columns, device.shared_bytes_per_block)
+        columns = columns_for(weights, rows.shape[0], slice_columns, limits)
         _stream_pass(device, weights, rows, columns, segment, out[begin : begin + most])
 
 
@@ -159,7 +163,8 @@ def _stream_pass(
     partials = segment.factors  # not touched
     if segment.slices > 1:
         partials = torch.empty(segment.slices * columns * segment.rows, device=x.device)
-    device.kernel(gemv_name(weights.name, columns))(
+    warps = warps_of(device.arch)
+    device.kernel(gemv_name(weights.name, columns, warps))(
         (min(device.multiprocessors // segment.slices, tiles), segment.slices, 1),
         segment.stream.data_ptr(),
         activations.data_ptr(),
@@ -172,7 +177,7 @@ def _stream_pass(
         out.stride(0),
         segment.columns // segment.slices // STEP_COLUMNS,
         tiles,
-        shared_bytes=shared_bytes(weights, columns, segment.columns // segment.slices),
+        shared_bytes=shared_bytes(weights, columns, segment.columns // segment.slices, warps),
         programmatic=not fused,
     )
 

@@ -22,8 +22,8 @@ TILE_ROWS = 16
 STEP_COLUMNS = 128
 GROUPS = 8
 """Groups of 16 columns in a step."""
-WARPS = 16
-"""Warps of a block that multiplies: with their rings they keep some 70 KB under way on a multiprocessor."""
+PLACE_BYTES = 512
+"""Sums of one tile, four a lane, which ``linear_gemv`` hands from warp to warp."""
 
 
 @dataclass(frozen=True)

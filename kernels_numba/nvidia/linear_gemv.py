@@ -17,41 +17,68 @@ with each row of them are multiplied by, and (fused) the largest magnitudes of e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kernels_numba.nvidia import ptx as P
 from kernels_numba.nvidia.linear_conversion import add_magnitudes, scaled_halves, set_scales
-from kernels_numba.nvidia.linear_formats import FORMATS, GROUPS, STEP_COLUMNS, WARPS, StreamFormat
+from kernels_numba.nvidia.linear_formats import FORMATS, GROUPS, PLACE_BYTES, STEP_COLUMNS, StreamFormat
 from kernels_numba.nvidia.text import Source
 
 PARAMETERS = "weights x x_scales out row_factors partials counters rows stride steps tiles"
 """``stride``: of a row of ``out``, in values; ``steps``: of a tile in one slice; ``counters``: 0 before and after."""
-_THREADS = 32 * WARPS
-_PLACES_BYTES = 512 * WARPS
-"""For one part of a tile (four sums a lane) of each warp."""
 
 
-def make(format_name: str, columns: int, fused: bool) -> Any:
-    """The kernel for up to ``columns`` (a power of two up to 16) rows of activations."""
+def make(format_name: str, columns: int, warps: int, fused: bool) -> Any:
     waits = {"WAIT": P.cp_wait(FORMATS[format_name].depth - 2), "ALL_COPIED": P.cp_wait(0)}
-    return P.function_of(source(format_name, columns, fused), "kernel", P=P, **waits)
+    return P.function_of(source(format_name, columns, warps, fused), "kernel", P=P, **waits)
 
 
-def source(format_name: str, columns: int, fused: bool) -> str:
-    weights, tiles_n = FORMATS[format_name], range((columns + 7) // 8)
+@dataclass(frozen=True)
+class _Variant:
+    """What the parts of the source depend on."""
+
+    weights: StreamFormat
+    columns: int  # most rows of activations, a power of two up to 16
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def tiles_n(self) -> range:
+        """Tiles of eight rows of activations."""
+        return range((self.columns + 7) // 8)
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.weights.depth * self.weights.step_bytes
+
+    @property
+    def places(self) -> int:
+        """Where the rings end and the places of shared tiles begin, by tile of activations and by warp."""
+        return self.warps * self.ring_bytes
+
+    @property
+    def activations(self) -> int:
+        return self.places + self.warps * PLACE_BYTES * len(self.tiles_n)
+
+
+def source(format_name: str, columns: int, warps: int, fused: bool) -> str:
+    v = _Variant(FORMATS[format_name], columns, warps)
     w = Source("kernel", PARAMETERS)
-    _begin(w, weights)
-    ring_bytes = WARPS * weights.depth * weights.step_bytes
+    _begin(w, v)
     w(f"""
         P.pdl_wait()
-        activations = i32(shared + {ring_bytes + _PLACES_BYTES * len(tiles_n)})
+        activations = i32(shared + {v.activations})
         x_factors = i32(activations + steps * {STEP_COLUMNS * 2 * columns})
     """)
     if fused:
-        _convert_activations(w, columns)
+        _convert_activations(w, v)
     else:
-        _copy_activations(w, columns)
-    for t in tiles_n:
+        _copy_activations(w, v)
+    for t in v.tiles_n:
         w(f"""
             x{t}_first = i32(activations + (i32(P.i_min(u32(g + {8 * t}), u32({columns - 1}))) * 4 + q) * 16)
             x{t} = i32(x{t}_first + at * {256 * columns})
@@ -59,17 +86,17 @@ def source(format_name: str, columns: int, fused: bool) -> str:
         """)
     w("head = at != 0; slot = i32(0)")
     with w.block("for i in range(count):"):
-        _multiply_step(w, weights, columns)
+        _multiply_step(w, v)
         with w.block("if at == steps:"):
-            _end_tile(w, columns, ring_bytes)
+            _end_tile(w, v)
     w("unfinished = at != 0")
     with w.block("if head:  # all that the warp did belongs to an earlier one's tile"):
-        _leave_part(w, columns, ring_bytes)
+        _leave_part(w, v)
     w("P.bar_sync()")
     with w.block("if unfinished and not head:"):
-        _add_parts(w, columns, ring_bytes)
+        _add_parts(w, v)
     with w.block("if parts > 1:"):
-        _add_slices(w, columns)
+        _add_slices(w, v)
     return str(w)
 
 
@@ -77,7 +104,7 @@ def _sums(t: int, separator: str = ", ") -> str:
     return separator.join(f"c{t}_{i}" for i in range(4))
 
 
-def _begin(w: Source, weights: StreamFormat) -> None:
+def _begin(w: Source, v: _Variant) -> None:
     """Find the warp's range of steps and fill its ring. The trigger comes first: one block runs on a multiprocessor and
     one of the next kernel fits beside it."""
     w(f"""
@@ -88,16 +115,16 @@ def _begin(w: Source, weights: StreamFormat) -> None:
         tile0 = i32(P.u_div(u32(block * tiles), u32(blocks)))
         tile1 = i32(P.u_div(u32((block + 1) * tiles), u32(blocks)))
         total = i32((tile1 - tile0) * steps)
-        begin = i32(warp * total // {WARPS}); count = i32((warp + 1) * total // {WARPS} - begin)
+        begin = i32(warp * total // {v.warps}); count = i32((warp + 1) * total // {v.warps} - begin)
         tile = i32(P.u_div(u32(begin), u32(steps))); at = i32(begin - tile * steps)
         row = i32((tile0 + tile) * 16 + g); last_row = i32(tiles * 16 - 16 + g)
-        at_step = weights + (i64(part * tiles + tile0) * steps + begin) * {weights.step_bytes} + lane * 16
-        ring = i32(shared + warp * {weights.depth * weights.step_bytes} + lane * 16)
+        at_step = weights + (i64(part * tiles + tile0) * steps + begin) * {v.weights.step_bytes} + lane * 16
+        ring = i32(shared + warp * {v.ring_bytes} + lane * 16)
     """)
     _load_row_factors(w)
-    for slot in range(weights.depth - 1):
+    for slot in range(v.weights.depth - 1):
         with w.block(f"if {slot} < count:"):
-            _copy_step(w, weights, f"ring + {slot * weights.step_bytes}")
+            _copy_step(w, v, f"ring + {slot * v.weights.step_bytes}")
         w("P.cp_commit()")
 
 
@@ -109,69 +136,68 @@ def _load_row_factors(w: Source) -> None:
     """)
 
 
-def _copy_step(w: Source, weights: StreamFormat, target: str) -> None:
+def _copy_step(w: Source, v: _Variant, target: str) -> None:
     """Copy one step into the ring and go on to the next."""
     w(f"to = i32({target})")
-    for piece in range(weights.pieces):
+    for piece in range(v.weights.pieces):
         w(f"P.cp_async16(u32(to + {512 * piece}), at_step + {512 * piece})")
-    if weights.scale_bytes:
-        with w.block(f"if lane < {weights.scale_bytes // 16}:"):
-            w(f"P.cp_async16(u32(to + {weights.code_bytes}), at_step + {weights.code_bytes})")
-    w(f"at_step += {weights.step_bytes}")
+    if v.weights.scale_bytes:
+        with w.block(f"if lane < {v.weights.scale_bytes // 16}:"):
+            w(f"P.cp_async16(u32(to + {v.weights.code_bytes}), at_step + {v.weights.code_bytes})")
+    w(f"at_step += {v.weights.step_bytes}")
 
 
-def _copy_activations(w: Source, columns: int) -> None:
+def _copy_activations(w: Source, v: _Variant) -> None:
     w(f"""
-        x_bytes = i32(steps * {STEP_COLUMNS * 2 * columns})
+        x_bytes = i32(steps * {STEP_COLUMNS * 2 * v.columns})
         x_from = x + i64(part) * x_bytes + tid * 16; x_to = i32(activations + tid * 16)
-        for i in range(tid * 16, x_bytes, {_THREADS * 16}):
+        for i in range(tid * 16, x_bytes, {v.threads * 16}):
             P.cp_async16(u32(x_to), x_from)
-            x_from += {_THREADS * 16}; x_to = i32(x_to + {_THREADS * 16})
+            x_from += {v.threads * 16}; x_to = i32(x_to + {v.threads * 16})
         P.cp_commit()
-        if tid < {columns}:
+        if tid < {v.columns}:
             P.sts_f(u32(x_factors + tid * 4), P.ldg_f(x_scales + tid * 4))
         ALL_COPIED()
         P.bar_sync()
     """)
 
 
-def _convert_activations(w: Source, columns: int) -> None:
+def _convert_activations(w: Source, v: _Variant) -> None:
     """Every thread moves columns of one row, then scales what it moved by the row's maximum over all threads."""
-    each = f"for i in range(tid // {columns}, steps * {STEP_COLUMNS // 4}, {_THREADS // columns}):"
-    place = f"u32(activations + (((i >> 3) * {columns} + mine) * 4 + (i & 3)) * 16 + ((i >> 2) & 1) * 8)"
+    each = f"for i in range(tid // {v.columns}, steps * {STEP_COLUMNS // 4}, {v.threads // v.columns}):"
+    place = f"u32(activations + (((i >> 3) * {v.columns} + mine) * 4 + (i & 3)) * 16 + ((i >> 2) & 1) * 8)"
     w(f"""
-        mine = i32(tid & {columns - 1}); top = u32(0)
+        mine = i32(tid & {v.columns - 1}); top = u32(0)
         x_row = i64(P.i_min(u32(mine), u32(rows - 1)))
-        x_from = x + (x_row * parts + part) * steps * {2 * STEP_COLUMNS} + (tid // {columns}) * 8
+        x_from = x + (x_row * parts + part) * steps * {2 * STEP_COLUMNS} + (tid // {v.columns}) * 8
     """)
     with w.block(each):
         w("pair = P.ldg2(x_from)")
         add_magnitudes(w, ["pair[0]", "pair[1]"])
-        w(f"P.sts2({place}, pair[0], pair[1]); x_from += {_THREADS // columns * 8}")
+        w(f"P.sts2({place}, pair[0], pair[1]); x_from += {v.threads // v.columns * 8}")
     for offset in (16, 8, 4, 2, 1):
-        if offset >= columns:
+        if offset >= v.columns:
             w(f"top = P.u_max(top, P.shfl_xor(top, u32({offset})))")
     w(f"""
-        tops = i32(x_factors + {4 * columns})
-        if lane < {columns}:
-            P.sts1(u32(tops + (warp * {columns} + lane) * 4), top)
+        tops = i32(x_factors + {4 * v.columns})
+        if lane < {v.columns}:
+            P.sts1(u32(tops + (warp * {v.columns} + lane) * 4), top)
         P.bar_sync()
-        for i in range({WARPS}):
-            top = P.u_max(top, P.lds1(u32(tops + (i * {columns} + mine) * 4)))
+        for i in range({v.warps}):
+            top = P.u_max(top, P.lds1(u32(tops + (i * {v.columns} + mine) * 4)))
     """)
     set_scales(w)
     with w.block(each):
         w(f"raw = P.lds2({place}); P.sts2({place}, {scaled_halves('raw[0]')}, {scaled_halves('raw[1]')})")
     w(f"""
-        if tid < {columns}:
+        if tid < {v.columns}:
             P.sts_f(u32(x_factors + tid * 4), down)
         P.bar_sync()
     """)
 
 
-def _multiply_step(w: Source, weights: StreamFormat, columns: int) -> None:
-    step_bytes, ring_end = weights.step_bytes, weights.depth * weights.step_bytes
-    tiles_n = range((columns + 7) // 8)
+def _multiply_step(w: Source, v: _Variant) -> None:
+    weights, step_bytes = v.weights, v.weights.step_bytes
     w("WAIT(); P.syncwarp(); read = i32(ring + slot)")
     for piece in range(weights.pieces):
         w(f"C{piece} = P.lds4(u32(read + {512 * piece}))")
@@ -181,65 +207,64 @@ def _multiply_step(w: Source, weights: StreamFormat, columns: int) -> None:
     w(f"""
         refill = i32(slot - {step_bytes})
         if refill < 0:
-            refill = i32({ring_end - step_bytes})
+            refill = i32({v.ring_bytes - step_bytes})
     """)
     with w.block(f"if i < count - {weights.depth - 1}:  # into the slot that all lanes read a turn ago"):
-        _copy_step(w, weights, "ring + refill")
+        _copy_step(w, v, "ring + refill")
     w(f"""
         P.cp_commit()
         slot = i32(slot + {step_bytes})
-        if slot == {ring_end}:
+        if slot == {v.ring_bytes}:
             slot = i32(0)
     """)
     for group in range(GROUPS):
         if group % 2 == 0:
-            for t in tiles_n:
-                w(f"b{t} = P.lds4(u32(x{t} + {group // 2 * 64 * columns}))")
+            for t in v.tiles_n:
+                w(f"b{t} = P.lds4(u32(x{t} + {group // 2 * 64 * v.columns}))")
         w(weights.fragment(group))
-        for t in tiles_n:
+        for t in v.tiles_n:
             b = f"b{t}[{group % 2 * 2}], b{t}[{group % 2 * 2 + 1}]"
             w(f"{_sums(t)} = P.mma_f16(a0, a1, a2, a3, {b}, {_sums(t)})")
-    for t in tiles_n:
-        w(f"x{t} = i32(x{t} + {256 * columns})")
+    for t in v.tiles_n:
+        w(f"x{t} = i32(x{t} + {256 * v.columns})")
     w("at = i32(at + 1)")
 
 
-def _end_tile(w: Source, columns: int, ring_bytes: int) -> None:
-    tiles_n = range((columns + 7) // 8)
+def _end_tile(w: Source, v: _Variant) -> None:
     w("at = i32(0)")
-    for t in tiles_n:
+    for t in v.tiles_n:
         w(f"x{t} = x{t}_first")
     with w.block("if head:  # begun by an earlier warp"):
-        _leave_part(w, columns, ring_bytes)
+        _leave_part(w, v)
         w("head = False")
     with w.block("else:"):
-        _store(w, columns)
+        _store(w, v)
     w("row = i32(row + 16)")
     _load_row_factors(w)
-    for t in tiles_n:
+    for t in v.tiles_n:
         w(f"{_sums(t, ' = ')} = f32(0)")
 
 
-def _leave_part(w: Source, columns: int, ring_bytes: int) -> None:
-    for t in range((columns + 7) // 8):
-        w(f"P.sts_f4(u32(shared + {ring_bytes + _PLACES_BYTES * t} + tid * 16), {_sums(t)})")
+def _leave_part(w: Source, v: _Variant) -> None:
+    for t in v.tiles_n:
+        w(f"P.sts_f4(u32(shared + {v.places + v.warps * PLACE_BYTES * t} + tid * 16), {_sums(t)})")
 
 
-def _add_parts(w: Source, columns: int, ring_bytes: int) -> None:
+def _add_parts(w: Source, v: _Variant) -> None:
     """The parts of the tile that the following warps did."""
     w("left = i32(steps - at); other = i32(warp + 1)")
     with w.block("while left > 0:"):
-        w(f"place = i32(shared + {ring_bytes} + other * 512 + lane * 16)")
-        for t in range((columns + 7) // 8):
-            w(f"theirs = P.lds_f4(u32(place + {_PLACES_BYTES * t}))")
+        w(f"place = i32(shared + {v.places} + other * {PLACE_BYTES} + lane * 16)")
+        for t in v.tiles_n:
+            w(f"theirs = P.lds_f4(u32(place + {v.warps * PLACE_BYTES * t}))")
             w("; ".join(f"c{t}_{i} += theirs[{i}]" for i in range(4)))
-        w(f"left = i32(left - ((other + 1) * total // {WARPS} - other * total // {WARPS})); other = i32(other + 1)")
-    _store(w, columns)
+        w(f"left = i32(left - ((other + 1) * total // {v.warps} - other * total // {v.warps})); other = i32(other + 1)")
+    _store(w, v)
 
 
-def _store(w: Source, columns: int) -> None:
+def _store(w: Source, v: _Variant) -> None:
     """A finished tile: of two rows of weights for two rows of activations each lane."""
-    for t in range((columns + 7) // 8):
+    for t in v.tiles_n:
         for i in range(2):
             w(f"column = i32({8 * t + i} + 2 * q)")
             with w.block("if column < rows:"):
@@ -250,11 +275,11 @@ def _store(w: Source, columns: int) -> None:
                     w("P.stg_u16(result, P.bf2_pack(upper * factor0, f32(0)))")
                     w("P.stg_u16(result + 16, P.bf2_pack(lower * factor1, f32(0)))")
                 with w.block("else:"):
-                    w(f"partial = partials + ((i64(part) * {columns} + column) * tiles * 16 + row) * 4")
+                    w(f"partial = partials + ((i64(part) * {v.columns} + column) * tiles * 16 + row) * 4")
                     w("P.stg_f(partial, upper); P.stg_f(partial + 32, lower)")
 
 
-def _add_slices(w: Source, columns: int) -> None:
+def _add_slices(w: Source, v: _Variant) -> None:
     """The last of the blocks with the same tiles adds the sums of all slices, four rows of weights a thread."""
     w("""
         P.fence_gpu()
@@ -264,8 +289,8 @@ def _add_slices(w: Source, columns: int) -> None:
         P.bar_sync()
     """)
     with w.block("if i32(P.lds1(u32(shared))) == parts - 1:"):
-        w(f"P.fence_gpu(); quads = i32((tile1 - tile0) * 4); slice_bytes = i64(tiles) * {64 * columns}")
-        with w.block(f"for i in range(tid, quads * rows, {_THREADS}):"):
+        w(f"P.fence_gpu(); quads = i32((tile1 - tile0) * 4); slice_bytes = i64(tiles) * {64 * v.columns}")
+        with w.block(f"for i in range(tid, quads * rows, {v.threads}):"):
             w("""
                 column = i32(P.u_div(u32(i), u32(quads))); first = i32(tile0 * 16 + (i - column * quads) * 4)
                 partial = partials + (i64(column) * tiles * 16 + first) * 4

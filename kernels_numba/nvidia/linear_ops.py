@@ -22,6 +22,7 @@ from kernels_numba.nvidia.linear import (
 )
 from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, KERNELS, gemv_name
 from kernels_numba.nvidia.linear_packing import stream_format
+from kernels_numba.nvidia.linear_plan import warps_of
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
 from kernels_numba.routing import routed_experts
 from kernels_numba.torch_ops import dense
@@ -34,6 +35,7 @@ TOLERANCE = 4e-3
 def check(device: torch.device) -> None:
     """Every kernel on small matrices, in one and in two slices, against float64. KernelMismatchError."""
     generator = torch.Generator().manual_seed(0)
+    warps = warps_of(device_of(device).arch)
     for matrix in _matrices(generator):
         weights = stream_format(matrix)
         assert weights is not None
@@ -43,7 +45,7 @@ def check(device: torch.device) -> None:
             for rows in GEMV_COLUMNS:
                 x = _activations(generator, rows)
                 found = _product(stream_product, x, segment, device)
-                _assert_rows_close(gemv_name(weights.name, rows), found, x, values)
+                _assert_rows_close(gemv_name(weights.name, rows, warps), found, x, values)
         x = _activations(generator, 33)
         found = _product(decoded_product, x, segment, device)
         _assert_rows_close(f"dequant_{weights.name}", found, x, values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kernels_numba.nvidia.linear_formats import STEP_COLUMNS, TILE_ROWS, WARPS, StreamFormat
-from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS
+from dataclasses import dataclass
+
+from kernels_numba.nvidia.linear_formats import PLACE_BYTES, STEP_COLUMNS, TILE_ROWS, StreamFormat
+from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, SMALL_ARCHS, SMALL_WARPS, WARPS
 
 SLICES = (1, 2, 4, 8)
 """1, or a multiple of 2: the last block adds them in pairs."""
@@ -15,34 +17,51 @@ SLICED_US = 2.0
 """What meeting in memory costs. Ratios of the three decide, and they hold for other cards as well."""
 
 
-def shared_bytes(weights: StreamFormat, columns: int, slice_columns: int) -> int:
+def warps_of(arch: str) -> int:
+    """Warps of the blocks that a device runs."""
+    return SMALL_WARPS if arch in SMALL_ARCHS else WARPS
+
+
+def shared_bytes(weights: StreamFormat, columns: int, slice_columns: int, warps: int) -> int:
     """Dynamic shared memory of ``linear_gemv``: rings, shared tiles, activations, their factors and maxima."""
-    rings = WARPS * weights.depth * weights.step_bytes
-    places = WARPS * 512 * ((columns + 7) // 8)
-    return rings + places + 2 * columns * slice_columns + 4 * columns * (1 + WARPS)
+    rings = warps * weights.depth * weights.step_bytes
+    places = warps * PLACE_BYTES * ((columns + 7) // 8)
+    return rings + places + 2 * columns * slice_columns + 4 * columns * (1 + warps)
 
 
-def slices_of(weights: StreamFormat, rows: int, columns: int, multiprocessors: int, shared_limit: int) -> int | None:
-    """Slices that should take the least time; None if no cut fits into shared memory even for one row."""
+@dataclass(frozen=True)
+class Limits:
+    """What a device has."""
+
+    multiprocessors: int
+    shared_bytes: int  # most of a block
+    warps: int  # of a block
+
+    def fit(self, weights: StreamFormat, columns: int, slice_columns: int) -> bool:
+        """Whether the kernel for so many rows of activations has room."""
+        return shared_bytes(weights, columns, slice_columns, self.warps) <= self.shared_bytes
+
+
+def slices_of(weights: StreamFormat, rows: int, columns: int, limits: Limits) -> int | None:
+    """Slices that should take the least time; None if no cut has room even for one row of activations."""
     steps, tiles = columns // STEP_COLUMNS, rows // TILE_ROWS
     best: tuple[float, int] | None = None
     for slices in SLICES:
-        if steps % slices or slices > multiprocessors:
+        slice_columns = columns // slices
+        if steps % slices or slices > limits.multiprocessors or not limits.fit(weights, 1, slice_columns):
             continue
-        if shared_bytes(weights, 1, columns // slices) > shared_limit:
-            continue
-        blocks = min(multiprocessors // slices, tiles)
+        blocks = min(limits.multiprocessors // slices, tiles)
         busiest_bytes = -(-tiles // blocks) * (steps // slices) * weights.step_bytes
-        us = busiest_bytes * multiprocessors / READ_BYTES_PER_US
-        us += blocks * slices * 2 * TYPICAL_COLUMNS * (columns // slices) / ACTIVATION_BYTES_PER_US
+        us = busiest_bytes * limits.multiprocessors / READ_BYTES_PER_US
+        us += blocks * slices * 2 * TYPICAL_COLUMNS * slice_columns / ACTIVATION_BYTES_PER_US
         us += SLICED_US if slices > 1 else 0
-        if shared_bytes(weights, TYPICAL_COLUMNS, columns // slices) > shared_limit:
+        if not limits.fit(weights, TYPICAL_COLUMNS, slice_columns):
             us *= TYPICAL_COLUMNS  # runs row by row
         best = min(best or (us, slices), (us, slices))
     return best[1] if best else None
 
 
-def columns_for(weights: StreamFormat, rows: int, slice_columns: int, shared_limit: int) -> int:
-    """Of the kernels that fit, the smallest for so many rows of activations, or else the largest."""
-    fitting = [n for n in GEMV_COLUMNS if shared_bytes(weights, n, slice_columns) <= shared_limit]
+def columns_for(weights: StreamFormat, rows: int, slice_columns: int, limits: Limits) -> int:
+    """Of the kernels that have room, the smallest for so many rows of activations, or else the largest."""
+    fitting = [n for n in GEMV_COLUMNS if limits.fit(weights, n, slice_columns)]
     return next((columns for columns in fitting if columns >= rows), fitting[-1])

@@ -168,6 +168,7 @@ class _Vocabulary:
         self.cta_x, self.cta_y, self.cta_z = (partial(int, index) for index in block)
         self.ncta_x, self.ncta_y, self.ncta_z = (partial(int, size) for size in grid)
         self.ldg_l2_f4 = partial(memory.read, "global", _F, 4)
+        self.ldg_stream2, self.ldg_stream4 = (partial(memory.read, "global", _U, count) for count in (2, 4))
         for letter, space in _SPACES.items():
             for kind, (dtype, count) in _KINDS.items():
                 setattr(self, f"ld{letter}{kind}", partial(memory.read, space, dtype, count))
