@@ -24,7 +24,7 @@ def source(head_dim: int) -> str:
     words, floats = range(each // 2), range(each)
     w = Source("kernel", PARAMETERS)
     w(f"""
-        P.pdl_wait()
+        P.pdl_launch(); P.pdl_wait()
         lane = i32(P.lane_id()); token = i64(P.cta_x())
         head = i32(i32(P.cta_y()) * {APPEND_WARPS} + i32(P.tid_x() >> 5))
         if head >= heads + 2 * kv_heads:

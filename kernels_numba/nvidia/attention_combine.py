@@ -21,7 +21,7 @@ NONE, MASKED = "f32(-1e30)", "f32(-2e30)"
 def source(head_dim: int) -> str:
     w = Source("kernel", PARAMETERS)
     w(f"""
-        P.pdl_wait()
+        P.pdl_launch(); P.pdl_wait()
         sm = P.smem_base(); tid = i32(P.tid_x()); lane = i32(tid & 31); warp = i32(tid >> 5)
         g = i32(lane >> 2); q = i32(lane & 3)
         tile = i32(P.cta_x()); head = i32(P.cta_y()); sequence = i32(P.cta_z()); kv_heads = i32(P.ncta_y())

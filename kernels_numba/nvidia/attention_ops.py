@@ -26,6 +26,8 @@ from kernels_numba.torch_ops import attention
 ROUNDING = 4e-3
 """Of results in bfloat16, by norm; 1.7e-3 is usual."""
 MOST_SEQUENCES = 4096
+PROGRAMMATIC = True
+"""Whether a kernel may be put in place while the one before it still runs."""
 
 
 def append_kv(
@@ -66,6 +68,7 @@ def append_kv(
             2 * kv.stride(0),
             2 * kv.stride(1) * layer,
             norms.eps,
+            programmatic=PROGRAMMATIC,
         )
     return query
 
@@ -117,6 +120,7 @@ def attention_decode(
         group,
         exponent,
         shared_bytes=split_shared_bytes(shape.head_dim),
+        programmatic=PROGRAMMATIC,
     )
     device.kernel(f"attention_combine_{shape.head_dim}")(
         (shape.head_dim // 16, shape.kv_heads, sequences),
@@ -129,6 +133,7 @@ def attention_decode(
         group,
         exponent,
         shared_bytes=COMBINE_SHARED_BYTES,
+        programmatic=PROGRAMMATIC,
     )
     return out
 

@@ -157,7 +157,7 @@ def _merge(w: Source, head_dim: int) -> None:
     """The warps' results become the block's, in the memory of the rings."""
     tiles = head_dim // 16
     statistics = SPLIT_WARPS * tiles * 512
-    w("P.bar_sync()")
+    w("P.pdl_launch(); P.bar_sync()")  # late: blocks of the next kernel would pile up where this one ends first
     w.warp_sum("l0", "l1", offsets=(4, 8, 16))
     with w.block("if g == 0:"):
         w(f"P.sts_f4(u32(sm + {statistics} + warp * 64 + q * 16), m0, l0, m1, l1)")
