@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     for segment in packed.segments:
         place = out[:, begin : begin + segment.rows]
         if not isinstance(segment, StreamSegment):
-            place.copy_(torch_linear.linear(x, PackedLinear((segment,))))
+            torch_linear.multiply(x, cast(Matrix, segment), place)
         elif x.shape[0] <= STREAMED_ROWS:
             stream_product(x, segment, place)
         else:

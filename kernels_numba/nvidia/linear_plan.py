@@ -13,8 +13,8 @@ TYPICAL_COLUMNS = 4
 """Rows of activations that slices are chosen for."""
 READ_BYTES_PER_US = 4.2e6
 ACTIVATION_BYTES_PER_US = 5.5e6
-SLICED_US = 2.0
-"""What meeting in memory costs. Ratios of the three decide, and they hold for other cards as well."""
+SLICED_US, EACH_SLICE_US = 1.5, 0.15
+"""What meeting in memory costs. Ratios of these figures decide, and they hold for other cards as well."""
 
 
 def warps_of(arch: str) -> int:
@@ -54,7 +54,7 @@ def slices_of(weights: StreamFormat, rows: int, columns: int, limits: Limits) ->
         busiest_bytes = -(-tiles // blocks) * (steps // slices) * weights.step_bytes
         us = busiest_bytes * limits.multiprocessors / READ_BYTES_PER_US
         us += blocks * slices * 2 * TYPICAL_COLUMNS * slice_columns / ACTIVATION_BYTES_PER_US
-        us += SLICED_US if slices > 1 else 0
+        us += SLICED_US + EACH_SLICE_US * slices if slices > 1 else 0
         if not limits.fit(weights, TYPICAL_COLUMNS, slice_columns):
             us *= TYPICAL_COLUMNS  # runs row by row
         best = min(best or (us, slices), (us, slices))

@@ -29,13 +29,13 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     out = x.new_empty(x.shape[0], packed.outputs)
     begin = 0
     for segment in segments:
-        _multiply(x, segment, out[:, begin : begin + segment.rows])
+        multiply(x, segment, out[:, begin : begin + segment.rows])
         begin += segment.rows
     return out
 
 
-def _multiply(x: Tensor, matrix: Matrix, out: Tensor) -> None:
-    """Some thousand rows at a time, so that no more than ``SCRATCH_BYTES`` are decoded at once."""
+def multiply(x: Tensor, matrix: Matrix, out: Tensor) -> None:
+    """``out[:] = x @ matrix.T``, some thousand rows at a time: no more than ``SCRATCH_BYTES`` are decoded at once."""
     if row_multiplier(matrix) is not None and not x.is_cuda:
         x = x.float()  # only CUDA has products of bfloat16 that are not rounded before the multiplier
     row_bytes = matrix.columns * scratch_bytes_per_weight(x.dtype)
