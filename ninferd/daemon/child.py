@@ -9,11 +9,11 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from ninferd.engine import frames
 from ninferd.engine.messages import Command, Configure, EngineEvent, EngineFailed, EngineInfo, EngineReady, Shutdown
-from ninferd.errors import NinferError
+from ninferd.errors import InputError, NinferError
 
 ENGINE_COMMAND = (sys.executable, "-m", "ninferd.engine.process")
 
@@ -23,6 +23,14 @@ _EXIT_GRACE_S = 5.0  # between the end of the socket and the end of the process
 
 class EngineLoadError(NinferError):
     """The engine child did not become ready; the message says why."""
+
+    exit_status: ClassVar[int] = 3
+
+
+class EngineInputError(EngineLoadError):
+    """The engine child refuses its model or configuration: trying again cannot help."""
+
+    exit_status: ClassVar[int] = InputError.exit_status
 
 
 class EngineChild:
@@ -85,13 +93,17 @@ class EngineChild:
             self._writer.write(frames.encode(command))
 
     async def wait_ready(self, timeout_s: float) -> EngineInfo:
-        """Facts of the loaded engine. Raises EngineLoadError if it ends, or is not ready in time."""
+        """Facts of the loaded engine. Raises EngineLoadError if it ends, or is not ready in time.
+
+        EngineInputError if it ends because what it was given cannot be used.
+        """
         either: set[asyncio.Future[Any]] = {self._ready, self._pump}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             return self._ready.result()
         if self._pump.done():
-            raise EngineLoadError(self._pump.result())
+            is_refused = self._process.returncode == InputError.exit_status
+            raise (EngineInputError if is_refused else EngineLoadError)(self._pump.result())
         raise EngineLoadError(f"the engine was not ready within daemon.load_timeout_s = {timeout_s:g} s")
 
     async def wait_ended(self) -> str:

@@ -143,7 +143,7 @@ class Daemon:
             reloads = asyncio.create_task(self._reloader.run())
             await self._supervisor.supervise()
         except (EngineLoadError, EngineGaveUpError) as error:
-            self._exit_status = EngineGaveUpError.exit_status
+            self._exit_status = error.exit_status
             for line in str(error).splitlines():
                 logger.critical("engine failed | %s", line)
             self._notifier.status(f"engine failed: {error}")

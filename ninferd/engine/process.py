@@ -95,7 +95,7 @@ def serve(channel: Channel, commands: queue.SimpleQueue[Command]) -> int:
         EngineLoop(engine, commands, channel.send).run()
     except NinferError as error:
         channel.send([EngineFailed(str(error))])
-        return EXIT_FAILED
+        return error.exit_status if isinstance(error, InputError) else EXIT_FAILED
     except Exception as error:
         logging.getLogger(__name__).exception("engine child")
         channel.send([EngineFailed(f"{type(error).__name__}: {error}")])
@@ -112,7 +112,7 @@ def _settings_of(command: Command) -> Settings:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         listed = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
-        raise InputError(f"settings from the main process: {listed}") from None
+        raise frames.FrameError(f"settings from the main process: {listed}") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -215,12 +215,12 @@ def test_weights_of_another_shape_are_refused_before_the_engine_starts(tmp_path:
         assert daemon.wait_exit() == 2
 
 
-def test_model_that_does_not_load_ends_the_daemon(tmp_path: Path) -> None:
-    """Weights are hashed by the engine, which says how far it is."""
+def test_model_that_the_engine_refuses_ends_the_daemon_for_good(tmp_path: Path) -> None:
+    """Weights are hashed by the engine, which says how far it is; systemd does not try status 2 again."""
     model = endless_model(tmp_path / "model.ninfer")
     (tmp_path / "model.ninfer.sha256").write_text(f"{'0' * 64}  model.ninfer\n")
     with DaemonProcess(tmp_path / "daemon", f'[model]\nartifact = "{model}"\nverify_hash = true\n') as daemon:
         assert "SHA-256 is " in daemon.wait_log("engine failed | ")
         daemon.wait_notify("STATUS=checking SHA-256: ")
         assert "SHA-256 is " in daemon.wait_notify("STATUS=engine failed")
-        assert daemon.wait_exit() == 3
+        assert daemon.wait_exit() == 2

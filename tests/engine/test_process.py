@@ -35,6 +35,7 @@ from ninferd.engine.messages import (
     Shutdown,
     TokensGenerated,
 )
+from ninferd.errors import InputError
 
 GIVE_UP_S = 60.0  # a hung child fails the test instead of blocking the suite
 EventT = TypeVar("EventT", bound=EngineEvent)
@@ -144,7 +145,7 @@ def test_a_bad_checkpoint_is_reported_with_its_reason(child: Child, settings: Se
     child.send(_configure(Settings.model_validate(tables)))
     failed = next(event for event in child.events() if isinstance(event, EngineFailed))
     assert "model.safetensors" in failed.message
-    assert child.exit_status() == process.EXIT_FAILED
+    assert child.exit_status() == InputError.exit_status
 
 
 @pytest.mark.parametrize(
