@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
 
 Reload = Literal["live", "engine", "process"]
 """When a changed value takes effect: at once, with a replaced engine child, or only with a restart of the unit."""
@@ -18,9 +18,16 @@ def _usable_path(value: object) -> object:
     return value
 
 
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("not a path")
+    return value
+
+
 SHA256_PATTERN = "^[0-9a-fA-F]{64}$"
 
 PathValue = Annotated[Path, Strict(False), BeforeValidator(_usable_path)]  # TOML has no path type: text is meant
+PathText = Annotated[str, AfterValidator(_without_nul)]  # where not every value is a path
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]  # nor tuples: an array is meant
 
 

@@ -131,3 +131,9 @@ def test_a_shadowed_bad_value_is_still_an_error(tmp_path: Path) -> None:
 
 def test_a_number_may_be_written_as_an_integer(tmp_path: Path) -> None:
     assert load(sources(tmp_path, MODEL + "[sampling]\ntemperature = 1\n")).settings.sampling.temperature == 1.0
+
+
+def test_a_model_that_no_path_can_name(tmp_path: Path) -> None:
+    config = sources(tmp_path, '[model]\nartifact = "a\\u0000b"\n')
+    message = 'model.artifact: expected a non-empty string, got "a\\u0000b" (a string)'
+    assert refusal(config) == [f"{tmp_path}/ninferd.toml:2: {message}"]

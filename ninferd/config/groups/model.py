@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from ninferd.config.field import SHA256_PATTERN, PathValue, Table, key
+from ninferd.config.field import SHA256_PATTERN, PathText, PathValue, Table, key
 
 WeightsProfile = Literal[
     "auto",
@@ -25,7 +25,7 @@ ReasoningEffort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 class ModelSettings(Table):
     """What is served."""
 
-    artifact: str = key(
+    artifact: PathText = key(
         ...,
         "Model to serve: a .ninfer file, a Hugging Face directory, or embedded:ninfer-tiny, the small model that ships "
         "with ninferd (embedded:ninfer-tiny-bf16 is the same before quantisation).",
