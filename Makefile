@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 EXTRA := $(if $(filter 1,$(GPU)),gpu,media)
 
-.PHONY: run test lint test-gpu bench generated wheel clean
+.PHONY: run test lint test-gpu bench bench-gpu generated wheel clean
 
 run: $(VENV)/.run
 	$(BIN)/python tools/first_run.py --profile $(PROFILE) --port $(PORT)
@@ -35,6 +35,11 @@ test-gpu:
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/decode_cpu.py
+
+# As test-gpu: with what the machine has.
+bench-gpu:
+	PYTHONPATH=. $(PYTHON) -m bench.cuda_linear
+	PYTHONPATH=. $(PYTHON) -m bench.cuda_attention
 
 # Files made from the configuration schema; a test holds them to it.
 generated: $(VENV)/.run
