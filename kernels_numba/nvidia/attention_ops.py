@@ -1,4 +1,4 @@
-"""Decode attention and cache writes by CUDA kernels; torch takes what they do not: other types, sizes and layouts."""
+"""Attention and cache writes by CUDA kernels; torch takes what they do not: other types, sizes and layouts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from kernels_numba.nvidia.attention_kernels import (
     HEAD_DIMS,
     KERNELS,
     PAGE_TOKENS,
+    ROWS_HEAD_DIM,
+    TILE_ROWS,
+    rows_combine_shared_bytes,
+    rows_shared_bytes,
     split_shared_bytes,
 )
 from kernels_numba.nvidia.launch import device_of
@@ -96,7 +100,9 @@ def attention_decode(
     if not sequences:
         return out
     device = device_of(query.device)
-    slots = split_slots(_resident_blocks(device.index, shape.head_dim) // shape.kv_heads, sequences)
+    shared_bytes = split_shared_bytes(shape.head_dim)
+    resident = _resident_blocks(device.index, f"attention_split_{shape.head_dim}", shared_bytes)
+    slots = split_slots(resident // shape.kv_heads, sequences)
     blocks = slots * shape.kv_heads
     # partial outputs, their maxima and sums, and the slots of each sequence
     sizes = (4 * COLUMNS * shape.head_dim * blocks, 8 * COLUMNS * blocks, 8 * sequences)
@@ -119,7 +125,7 @@ def attention_decode(
         2 * kv.stride(0),
         group,
         exponent,
-        shared_bytes=split_shared_bytes(shape.head_dim),
+        shared_bytes=shared_bytes,
         programmatic=PROGRAMMATIC,
     )
     device.kernel(f"attention_combine_{shape.head_dim}")(
@@ -147,12 +153,86 @@ def split_slots(resident: int, sequences: int) -> int:
     return resident * -(-2 * sequences // resident)
 
 
+def attention_prefill(
+    query: Tensor,
+    projected: Tensor,
+    kv: Tensor,
+    layer: int,
+    pages: Tensor,
+    context_length: int,
+    shape: AttentionShape,
+) -> Tensor:
+    tokens = query.shape[0]
+    if (
+        not _fits(projected, kv, shape)
+        or not query.is_contiguous()
+        or shape.head_dim != ROWS_HEAD_DIM
+        or not _integers(pages, torch.int32)
+    ):
+        return attention.attention_prefill(query, projected, kv, layer, pages, context_length, shape)
+    out = torch.empty((tokens, shape.query_width), dtype=query.dtype, device=query.device)
+    if not tokens:
+        return out
+    device = device_of(query.device)
+    shared_bytes = rows_shared_bytes(shape.head_dim)
+    resident = _resident_blocks(device.index, "attention_rows", shared_bytes)
+    group, exponent = shape.heads // shape.kv_heads, shape.softmax_scale * math.log2(math.e)
+    rows = tokens * group
+    tiles = -(-rows // TILE_ROWS)
+    splits, most = row_splits(resident, tiles * shape.kv_heads, -(-context_length // PAGE_TOKENS))
+    tile_rows = tiles * TILE_ROWS
+    partial_bytes = 4 * shape.head_dim * splits * shape.kv_heads * tile_rows if splits > 1 else 0
+    scratch = torch.empty(partial_bytes + partial_bytes // shape.head_dim * 2, dtype=torch.uint8, device=query.device)
+    partial, gate = scratch.data_ptr(), projected.data_ptr() + 2 * shape.query_width
+    device.kernel("attention_rows")(
+        (tiles, shape.kv_heads, splits),
+        query.data_ptr(),
+        kv.data_ptr() + 2 * kv.stride(1) * layer,
+        pages.data_ptr(),
+        partial,
+        partial + partial_bytes,
+        gate,
+        out.data_ptr(),
+        rows,
+        group,
+        context_length - tokens,
+        context_length,
+        2 * kv.stride(0),
+        2 * projected.stride(0),
+        most,
+        exponent,
+        shared_bytes=shared_bytes,
+        programmatic=PROGRAMMATIC,
+    )
+    if splits > 1:
+        device.kernel("attention_rows_combine")(
+            (rows, shape.kv_heads, 1),
+            partial,
+            partial + partial_bytes,
+            gate,
+            out.data_ptr(),
+            splits,
+            tile_rows,
+            group,
+            2 * projected.stride(0),
+            exponent,
+            shared_bytes=rows_combine_shared_bytes(shape.head_dim),
+            programmatic=PROGRAMMATIC,
+        )
+    return out
+
+
+def row_splits(resident: int, tiles: int, pages: int) -> tuple[int, int]:
+    """Splits of a context of ``pages``, and pages of each: as many as the device holds at once beside each other."""
+    most = -(-pages // max(1, resident // tiles))
+    return -(-pages // most), most
+
+
 @lru_cache
-def _resident_blocks(device_index: int, head_dim: int) -> int:
-    """How many blocks of the first half run at once."""
+def _resident_blocks(device_index: int, name: str, shared_bytes: int) -> int:
+    """How many blocks of a kernel run at once."""
     device = device_of(torch.device("cuda", device_index))
-    kernel = device.kernel(f"attention_split_{head_dim}")
-    return device.multiprocessors * kernel.blocks_per_multiprocessor(split_shared_bytes(head_dim))
+    return device.multiprocessors * device.kernel(name).blocks_per_multiprocessor(shared_bytes)
 
 
 def _fits(projected: Tensor, kv: Tensor, shape: AttentionShape) -> bool:
@@ -201,14 +281,23 @@ def _check_shape(device: torch.device, shape: AttentionShape) -> None:
     assert_close("append_kv", query, expected, ROUNDING)
     assert_close("append_kv", there, exact, ROUNDING)
     out = attention_decode(query, projected.to(device), there, 1, table.to(device), lengths.to(device), shape)
-    exact, query = there.double().cpu(), query.double().cpu()
-    expected = reference.attention_decode(query, projected.double(), exact, 1, table, lengths, shape)
+    exact = there.double().cpu()
+    expected = reference.attention_decode(query.double().cpu(), projected.double(), exact, 1, table, lengths, shape)
     assert_close("attention_decode", out, expected, ROUNDING)
+    if shape.head_dim != ROWS_HEAD_DIM:
+        return
+    tokens, context = 11, 331
+    query, projected = normal(tokens, shape.heads, shape.head_dim), normal(tokens, shape.projected_width)
+    for pages in (table[1], table[1, :1]):
+        context = min(context, PAGE_TOKENS * len(pages))
+        out = attention_prefill(query.to(device), projected.to(device), there, 1, pages.to(device), context, shape)
+        expected = reference.attention_prefill(query.double(), projected.double(), exact, 1, pages, context, shape)
+        assert_close("attention_prefill", out, expected, ROUNDING)
 
 
 GROUP = OpGroup(
     "attention",
     tuple(spec.name for spec in KERNELS),
-    {"append_kv": append_kv, "attention_decode": attention_decode},
+    {"append_kv": append_kv, "attention_decode": attention_decode, "attention_prefill": attention_prefill},
     _check,
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 from kernels_numba import reference
-from kernels_numba.nvidia import append, attention_combine, attention_split
+from kernels_numba.nvidia import append, attention_combine, attention_rows, attention_rows_combine, attention_split
 from kernels_numba.nvidia.attention_kernels import (
     APPEND_WARPS,
     COLUMNS,
@@ -23,9 +23,13 @@ from kernels_numba.nvidia.attention_kernels import (
     PAGE_TOKENS,
     RING_ENTRIES,
     SPLIT_WARPS,
+    TILE_ROWS,
+    TILE_WARPS,
+    rows_combine_shared_bytes,
+    rows_shared_bytes,
     split_shared_bytes,
 )
-from kernels_numba.nvidia.attention_ops import split_slots
+from kernels_numba.nvidia.attention_ops import row_splits, split_slots
 from kernels_numba.shapes import AttentionShape
 from tests.kernels_numba.inputs import AttentionCase, Random, converted
 from tests.kernels_numba.nvidia.emulator import launch
@@ -218,3 +222,70 @@ def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, token
     )
     torch.testing.assert_close(query.double(), expected, atol=1e-5, rtol=2**-8)
     torch.testing.assert_close(kv.double(), expected_kv, atol=1e-5, rtol=2**-8)
+
+
+def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
+    """Of the rows of the case, the last of its first sequence; and what is right."""
+    shape, context, tokens = case.shape, case.context_lengths[0], case.query.shape[0]
+    kv, query, projected, pages = case.kv.bfloat16(), case.query.bfloat16(), case.projected.bfloat16(), case.page_table
+    group, exponent = shape.heads // shape.kv_heads, np.float32(shape.softmax_scale * math.log2(math.e))
+    tiles, splits = -(-tokens * group // TILE_ROWS), -(-pages.shape[1] // most)
+    place = (splits, shape.kv_heads, tiles * TILE_ROWS)
+    partial, statistics = torch.full((*place, shape.head_dim), torch.nan), torch.full((*place, 2), torch.nan)
+    out = torch.full((tokens, shape.query_width), torch.nan).bfloat16()
+    gate = projected[:, shape.query_width :]
+    launch(
+        attention_rows.source(shape.head_dim),
+        (tiles, shape.kv_heads, splits),
+        32 * TILE_WARPS,
+        [
+            *pointers(query, kv[:, LAYER], pages, partial, statistics, gate, out),
+            *(tokens * group, group, context - tokens, context, 2 * kv.stride(0), 2 * projected.stride(0), most),
+            exponent,
+        ],
+        [query, kv, pages, partial, statistics, projected, out],
+        shared_bytes=rows_shared_bytes(shape.head_dim),
+        waits={"WAIT": 1},
+    )
+    if splits > 1:
+        assert out.isnan().all()
+        launch(
+            attention_rows_combine.source(shape.head_dim),
+            (tokens * group, shape.kv_heads, 1),
+            32 * COMBINE_WARPS,
+            [
+                *pointers(partial, statistics, gate, out),
+                *(splits, tiles * TILE_ROWS, group, 2 * projected.stride(0), exponent),
+            ],
+            [partial, statistics, projected, out],
+            shared_bytes=rows_combine_shared_bytes(shape.head_dim),
+        )
+    expected = reference.attention_prefill(
+        query.double(), projected.double(), kv.double(), LAYER, pages[0], context, shape
+    )
+    return out, expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tokens", "context", "most"),
+    [(6, 1, 2, 2, 1), (3, 1, 30, 100, 2), (2, 2, 3, 150, 1), (1, 1, 70, 129, 3), (6, 1, 1, 64, 1)],
+    ids=str,
+)
+def test_rows(heads: int, kv_heads: int, tokens: int, context: int, most: int) -> None:
+    case = AttentionCase.random(AttentionShape(heads, kv_heads, 128, 16), [context], tokens)
+    out, expected = rows_attended(case, most)
+    assert distance(out, expected) < ROUNDING
+
+
+def test_rows_of_the_large_heads() -> None:
+    case = AttentionCase.random(AttentionShape(2, 1, 256, 16), [85], tokens=20)
+    out, expected = rows_attended(case, most=1)
+    assert distance(out, expected) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("resident", "tiles", "pages", "expected"),
+    [(264, 4, 4096, (66, 63)), (264, 768, 4096, (1, 4096)), (264, 24, 5, (5, 1)), (1, 2, 7, (1, 7))],
+)
+def test_row_splits(resident: int, tiles: int, pages: int, expected: tuple[int, int]) -> None:
+    assert row_splits(resident, tiles, pages) == expected
