@@ -1,4 +1,4 @@
-"""Decode attention and cache writes on a GPU against the memory's read ceiling and torch's attention, in one run.
+"""Attention and cache writes on a GPU against the memory's read ceiling and torch's attention, in one run.
 
     python bench/cuda_attention.py [--heads 24x4] [--contexts 8192 65536 262141] [--lanes 1 8]
 
@@ -6,7 +6,7 @@ Prints first what a kernel reads that does nothing else, then per context and nu
 op (both kernels, gate included) inside a CUDA graph, with plain and with programmatic launches, the share of the
 ceiling that the keys and values alone are read at, and the best of torch's backends on keys and values that are
 contiguous already, with the queries that share them folded into one sequence. Launches take turns over enough layers
-that the L2 cache does not help. Last: cache writes, and what a call costs the host.
+that the L2 cache does not help. Then several tokens of one sequence, beside the torch op; last cache writes, and what a call costs the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels_numba.nvidia import attention_ops
 from kernels_numba.nvidia.launch import device_of
+from kernels_numba.ops import AttentionPrefill
 from kernels_numba.shapes import AttentionNorms, AttentionShape
+from kernels_numba.torch_ops import attention as torch_attention
 
 PAGE_TOKENS = 64
 STREAM_BYTES = 4 << 30
@@ -50,6 +52,8 @@ def main() -> None:
     if 8 in args.lanes:
         print("one long sequence beside seven short ones")
         compare(shape, [max(args.contexts)] + [1000] * 7, ceiling)
+    for tokens, context in ((2, 65536), (4, 65536), (8, 65536), (8, 262141), (64, 65536), (2048, 2048), (2048, 65536)):
+        prefill(shape, tokens, context, ceiling)
     appends(shape)
 
 
@@ -146,6 +150,31 @@ def torch_seconds(shape: AttentionShape, context: int, lanes: int, layers: int, 
         except RuntimeError as error:
             print(f"[{name}: {str(error).splitlines()[0][:60]}]", end=" ")
     return times
+
+
+def prefill(shape: AttentionShape, tokens: int, context: int, ceiling: float) -> None:
+    """Print one line: several tokens of one sequence, beside the torch op, which gathers the pages."""
+    pages, size = -(-context // PAGE_TOKENS), context * shape.kv_heads * shape.head_dim * 4
+    layers = max(1, min(8, -(-COLD_BYTES // size) + 1))
+    sizes = (pages, layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
+    kv = torch.empty(sizes, dtype=torch.bfloat16, device="cuda").normal_()
+    table = torch.randperm(pages).int().cuda()
+    query = torch.randn(tokens, shape.heads, shape.head_dim, device="cuda").bfloat16()
+    projected = torch.randn(tokens, shape.projected_width, device="cuda").bfloat16()
+
+    def calls(op: AttentionPrefill, count: int) -> list[Callable[[], Tensor]]:
+        turns = [turn % layers for turn in range(count)]
+        return [partial(op, query, projected, kv, turn, table, context, shape) for turn in turns]
+
+    ours = seconds(calls(attention_ops.attention_prefill, 2 * layers))
+    torchs = seconds(calls(torch_attention.attention_prefill, 2))
+    seen = tokens * (2 * context - tokens + 1) / 2
+    teraflops = 4 * seen * shape.heads * shape.head_dim / ours / 1e12
+    print(
+        f"{tokens} tokens at {context}: {1e6 * ours:.1f} us, {teraflops:.0f} TFLOP/s, {100 * size / ours / ceiling:.0f}% "
+        f"of the ceiling; torch op {1e6 * torchs:.1f} us = {torchs / ours:.1f}x",
+        flush=True,
+    )
 
 
 def appends(shape: AttentionShape) -> None:
