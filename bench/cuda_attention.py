@@ -6,7 +6,8 @@ Prints first what a kernel reads that does nothing else, then per context and nu
 op (both kernels, gate included) inside a CUDA graph, with plain and with programmatic launches, the share of the
 ceiling that the keys and values alone are read at, and the best of torch's backends on keys and values that are
 contiguous already, with the queries that share them folded into one sequence. Launches take turns over enough layers
-that the L2 cache does not help. Then several tokens of one sequence, beside the torch op; last cache writes, and what a call costs the host.
+that the L2 cache does not help. Then several tokens of one sequence, beside the torch op; last, cache writes, and what
+a call costs the host.
 """
 
 from __future__ import annotations
@@ -171,8 +172,8 @@ def prefill(shape: AttentionShape, tokens: int, context: int, ceiling: float) ->
     seen = tokens * (2 * context - tokens + 1) / 2
     teraflops = 4 * seen * shape.heads * shape.head_dim / ours / 1e12
     print(
-        f"{tokens} tokens at {context}: {1e6 * ours:.1f} us, {teraflops:.0f} TFLOP/s, {100 * size / ours / ceiling:.0f}% "
-        f"of the ceiling; torch op {1e6 * torchs:.1f} us = {torchs / ours:.1f}x",
+        f"{tokens} tokens at {context}: {1e6 * ours:.1f} us, {teraflops:.0f} TFLOP/s, "
+        f"{100 * size / ours / ceiling:.0f}% of the ceiling; torch op {1e6 * torchs:.1f} us = {torchs / ours:.1f}x",
         flush=True,
     )
 
