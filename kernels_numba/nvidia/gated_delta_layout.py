@@ -18,23 +18,27 @@ TILE_BYTES = CHUNK * ROW_BYTES
 OUT_TOKENS = 8
 """Of a block of the gated norm, one a warp."""
 
-STEP_WARPS = 8
-STEP_SPLITS = (2, 4)
-"""Blocks that share a head, where there are many heads and where there are few."""
+STEP_WARPS = {1: 16, 2: 8, 4: 8}
+"""Of a block, by how many blocks share a head."""
 
 
 def step_shared_bytes(splits: int) -> int:
-    """Query, key and value with what is summed of them per warp, then two sums per warp and column."""
-    return STEP_SUMS + STEP_WARPS * 2 * 4 * (DIM // splits)
+    """With two sums per column, of all warps and of each."""
+    return STEP_SUMS + STEP_WARPS[splits] * 2 * 4 * (DIM // splits)
 
 
-# query and key | sums of their squares per warp | value | q·k per warp | what the counters told | sums
+# query, key and value | weight of the norm | sums of the squares of query and key per warp | q·k per warp | what the
+# counters told | decay and beta, twice | output gate, twice | sums of all warps | sums per warp
 STEP_QUERY_KEY = 0
-STEP_SQUARES = STEP_QUERY_KEY + 2 * DIM * 4
-STEP_VALUE = STEP_SQUARES + STEP_WARPS * 4
-STEP_DOTS = STEP_VALUE + DIM * 4
-STEP_COUNTED = STEP_DOTS + STEP_WARPS * 4
-STEP_SUMS = STEP_COUNTED + 16
+STEP_VALUE = STEP_QUERY_KEY + 2 * DIM * 4
+STEP_NORM = STEP_VALUE + DIM * 4
+STEP_SQUARES = STEP_NORM + DIM * 4
+STEP_DOTS = STEP_SQUARES + 8 * 4
+STEP_COUNTED = STEP_DOTS + 16 * 4
+STEP_GATES = STEP_COUNTED + 8
+STEP_OUTPUT_GATE = STEP_GATES + 2 * 8
+STEP_TOTALS = STEP_OUTPUT_GATE + 2 * DIM * 2 + 8
+STEP_SUMS = STEP_TOTALS + 2 * DIM * 4
 
 # Rows of halves in shared memory are 16 bytes longer than they need be, so that ldmatrix meets no bank twice.
 PITCH = ROW_BYTES + 16

@@ -19,7 +19,6 @@ from kernels_numba.nvidia.gated_delta_layout import (
     ROW_BYTES,
     SCAN_COLUMNS,
     SCAN_SHARED_BYTES,
-    STEP_SPLITS,
     TAPS,
     step_shared_bytes,
 )
@@ -28,6 +27,8 @@ from kernels_numba.nvidia.self_test import OpGroup, assert_close
 from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
 from kernels_numba.torch_ops import gated_delta as torch_gated_delta
 
+PROGRAMMATIC = True
+"""Whether steps are launched so that they may begin before their predecessor ends."""
 CHUNKED_FROM = 24
 """Tokens from which the chunked form is used; fewer go one by one."""
 SPAN_TOKENS = 4096
@@ -66,11 +67,11 @@ def gated_delta_decode(
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
     most = min(PARTIAL_BYTES // (4 * shape.value_width), COUNTERS // (shape.key_heads + shape.value_heads))
     if projected.shape[0] <= most:
-        _step(projected, 1, weights, conv, recurrent, layer, slots, shape, out)
+        _step(projected, 1, weights, conv, recurrent, layer, slots, shape, out, PROGRAMMATIC)
         return out
     for start in range(0, projected.shape[0], most):
         rows = slice(start, start + most)
-        _step(projected[rows], 1, weights, conv, recurrent, layer, slots[rows], shape, out[rows])
+        _step(projected[rows], 1, weights, conv, recurrent, layer, slots[rows], shape, out[rows], PROGRAMMATIC)
     return out
 
 
@@ -90,7 +91,9 @@ def gated_delta_prefill(
         rows = slice(start, start + SPAN_TOKENS)
         span = projected[rows]
         if span.shape[0] < CHUNKED_FROM:
-            _step(span, span.shape[0], weights, conv, recurrent, layer, slots, shape, out[rows])
+            # not while the pass before still writes the states
+            programmatic = PROGRAMMATIC and start == 0
+            _step(span, span.shape[0], weights, conv, recurrent, layer, slots, shape, out[rows], programmatic)
         else:
             _chunked(span, weights, conv, recurrent, layer, slots, shape, out[rows])
     return out
@@ -110,6 +113,11 @@ def _fits(projected: Tensor, conv: Tensor, recurrent: Tensor, slots: Tensor, sha
     )
 
 
+def step_splits(heads: int, multiprocessors: int) -> int:
+    """Blocks that share a head, of so many in a launch."""
+    return 1 if heads < 2 * multiprocessors else 2
+
+
 def _step(
     projected: Tensor,
     tokens: int,
@@ -120,6 +128,7 @@ def _step(
     slots: Tensor,
     shape: GatedDeltaShape,
     out: Tensor,
+    programmatic: bool,
 ) -> None:
     """``tokens`` rows of each of the sequences in ``slots``, one after the other."""
     device = device_of(projected.device)
@@ -127,8 +136,7 @@ def _step(
     sequences = slots.shape[0]
     if not sequences:
         return
-    few, many = STEP_SPLITS
-    splits = few if sequences * shape.value_heads * few > device.multiprocessors else many
+    splits = step_splits(sequences * shape.value_heads, device.multiprocessors)
     device.kernel(f"gated_delta_step_{splits}")(
         (shape.value_heads * splits, sequences, 1),
         projected.data_ptr(),
@@ -152,6 +160,7 @@ def _step(
         shape.value_heads // shape.key_heads,
         weights.eps,
         shared_bytes=step_shared_bytes(splits),
+        programmatic=programmatic,
     )
 
 

@@ -15,6 +15,7 @@ def source() -> str:
     """Rows ``gate | up`` of ``width`` values each, a multiple of 8; ``row_stride`` in bytes."""
     w = Source("kernel", PARAMETERS)
     w(f"vector = i32(P.cta_x()) * {SILU_THREADS} + i32(P.tid_x()); row = i64(P.cta_y())")
+    w("P.pdl_launch(); P.pdl_wait()")
     with w.block("if vector * 8 < width:"):
         w("at = gate_up + row * row_stride + vector * 16; gate = P.ldg4(at); up = P.ldg4(at + width * 2)")
         for j in range(4):

@@ -25,6 +25,7 @@ def source(add: bool) -> str:
         first = i64(P.i_min(u32(tid), u32(vectors - 1))) * 32
         wa = P.ldg_f4(weight + first); wb = P.ldg_f4(weight + first + 16)
         square = f32(0)
+        P.pdl_launch(); P.pdl_wait()
     """)
     with w.block("for i in range(tid, vectors, threads):"):
         w("a = P.ldg4(x + i * 16)")

@@ -11,6 +11,8 @@ from kernels_numba.nvidia.norms_kernels import KERNELS, NORM_THREADS, SILU_THREA
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
 from kernels_numba.torch_ops import dense
 
+PROGRAMMATIC = True
+"""Whether launches may begin before their predecessor ends."""
 ROUNDING = 4e-3
 """Of results in bfloat16, by norm; 1.7e-3 is usual."""
 
@@ -39,7 +41,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if rows:
         blocks = -(-width // (SILU_THREADS * VECTOR))
         kernel = device_of(gate_up.device).kernel("silu_mul")
-        kernel((blocks, rows, 1), gate_up.data_ptr(), out.data_ptr(), 2 * gate_up.stride(0), width)
+        sizes = 2 * gate_up.stride(0), width
+        kernel((blocks, rows, 1), gate_up.data_ptr(), out.data_ptr(), *sizes, programmatic=PROGRAMMATIC)
     return out
 
 
@@ -76,6 +79,7 @@ def _launch_norm(
         width,
         eps,
         shared_bytes=norm_shared_bytes(width),
+        programmatic=PROGRAMMATIC,
     )
 
 

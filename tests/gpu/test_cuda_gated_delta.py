@@ -76,9 +76,13 @@ def report(name: str, found: Tensor, torchs: Tensor, expected: Tensor, allowed: 
     assert ours <= max(2 * theirs, allowed)
 
 
+@pytest.mark.parametrize("splits", [1, 2, 4])
 @pytest.mark.parametrize("slots", [[3], [5, 0, 2]], ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_decode(device: torch.device, shape: GatedDeltaShape, slots: list[int]) -> None:
+def test_decode(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, shape: GatedDeltaShape, slots: list[int], splits: int
+) -> None:
+    monkeypatch.setattr(gated_delta_ops, "step_splits", lambda *_: splits)
     ours, torchs, exact = runs(
         shape,
         DECODE,

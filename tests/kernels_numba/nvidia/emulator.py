@@ -349,7 +349,12 @@ class EmulatedDevice:
         source = importlib.import_module(f"kernels_numba.nvidia.{spec.module}").source(*spec.arguments)
         types: dict[str, Callable[[Any], Any]] = {"l": int, "i": _int32, "f": _F}
 
-        def run(grid: tuple[int, int, int], *arguments: Any, shared_bytes: int = 0) -> None:
+        def run(
+            grid: tuple[int, int, int],
+            *arguments: Any,
+            shared_bytes: int = 0,
+            programmatic: bool = False,
+        ) -> None:
             self.launched.append(name)
             assert shared_bytes <= self.shared_bytes_per_block
             launch(
@@ -360,7 +365,7 @@ class EmulatedDevice:
                 self.tensors,
                 shared_bytes=shared_bytes,
                 order=lambda blocks: self._shuffle.sample(blocks, len(blocks)),
-                names=("copies_done", "older_copies_done"),
+                waits={"copies_done": 0, "older_copies_done": 1},
             )
 
         return run

@@ -60,11 +60,9 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize(
-    ("multiprocessors", "slots"), [(3, [3, 0]), (132, [5])], ids=["two blocks a head", "four blocks a head"]
-)
-def test_decode(emulated: EmulatedDevice, multiprocessors: int, slots: list[int]) -> None:
-    emulated.multiprocessors = multiprocessors
+@pytest.mark.parametrize(("splits", "slots"), [(1, [3, 0]), (2, [1, 4]), (4, [5])], ids=str)
+def test_decode(emulated: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, splits: int, slots: list[int]) -> None:
+    monkeypatch.setattr(gated_delta_ops, "step_splits", lambda *_: splits)
     ours, rows = States.on(emulated), indices(emulated, *slots)
     exact, projected = ours.exact(), random_rows(emulated, len(slots))
     projected[0, -SHAPE.value_heads :] = torch.tensor([-30.0, 60.0])  # hardly any and nothing but decay
