@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 
 from kernels_numba.nvidia.kernel import KernelSpec
@@ -27,6 +26,8 @@ SOURCES = Path(__file__).parent
 PACKAGE = "kernels_numba.nvidia"
 BUILD_SECONDS = 900
 """After this long a build counts as hung."""
+KERNELS_PER_PROCESS = 3
+"""Built by one process, which takes a second or two to start."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,28 +99,32 @@ def ensure(specs: Iterable[KernelSpec], arch: str) -> None:
     missing = [spec for spec in specs if not path_of(spec, arch, directory).exists()]
     if not missing:
         return
-    groups = [list(group) for _, group in groupby(missing, key=lambda spec: (spec.module, spec.generator))]
+    groups = [missing[begin : begin + KERNELS_PER_PROCESS] for begin in range(0, len(missing), KERNELS_PER_PROCESS)]
     workers = max(1, min(len(os.sched_getaffinity(0)), len(groups)))
     _log.info("compiling %d CUDA kernels for %s in %d processes, once", len(missing), arch, workers)
     begin, done = time.monotonic(), 0
     with ThreadPoolExecutor(workers) as pool:
-        for group, problem in pool.map(lambda group: _build_elsewhere(group, arch, directory), groups):
+        for group, problems in pool.map(lambda group: _build_elsewhere(group, arch, directory), groups):
             done += len(group)
-            if problem:
-                _log.warning("CUDA kernels %s were not built: %s", ", ".join(spec.name for spec in group), problem)
+            for problem in problems:
+                _log.warning("a CUDA kernel was not built: %s", problem)
             _log.info("compiled %d of %d CUDA kernels in %.0f s", done, len(missing), time.monotonic() - begin)
 
 
-def _build_elsewhere(group: Sequence[KernelSpec], arch: str, directory: Path) -> tuple[Sequence[KernelSpec], str]:
-    """The kernels and what went wrong, in a line."""
+def _build_elsewhere(
+    group: Sequence[KernelSpec], arch: str, directory: Path
+) -> tuple[Sequence[KernelSpec], Sequence[str]]:
+    """The kernels and what went wrong, in lines."""
     names = [spec.name for spec in group]
     command = [sys.executable, "-m", f"{PACKAGE}.build", "--arch", arch, "--directory", str(directory), *names]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return group, str(error)
-    lines = result.stderr.strip().splitlines()
-    return group, (lines[-1] if lines else f"exit status {result.returncode}") if result.returncode else ""
+        return group, [str(error)]
+    if not result.returncode:
+        return group, []
+    lines = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
+    return group, [line for line in lines if line.startswith(tuple(names))] or lines[-1:]
 
 
 def store(spec: KernelSpec, arch: str, directory: Path, content: bytes) -> None:
