@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ninferd.cli.escape import escaped
+
 if TYPE_CHECKING:
     from ninferd.weights.verify.inspection import Inspection, TensorRow
 
@@ -42,7 +44,7 @@ def run_inspect(args: argparse.Namespace) -> int:
         return 0
     print(*lines(inspection, every_tensor=args.tensors), sep="\n")
     for problem in inspection.problems:
-        print(f"problem: {problem}", file=sys.stderr)
+        print(escaped(f"problem: {problem}"), file=sys.stderr)
     return 0
 
 
@@ -111,14 +113,7 @@ def lines(inspection: Inspection, *, every_tensor: bool) -> Iterator[str]:
         _every_tensor(inspection) if every_tensor else _kinds_of_tensors(inspection),
     )
     for section in sections:
-        yield from map(_escaped, section)
-
-
-def _escaped(line: str) -> str:
-    """Names come out of files: they must not break the table, nor drive the terminal."""
-    if line.isprintable():
-        return line
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+        yield from map(escaped, section)
 
 
 def _container(inspection: Inspection) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from ninferd.cli.escape import escaped
 from ninferd.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,19 +37,22 @@ def run_verify(args: argparse.Namespace) -> int:
     """0: no errors; 2: errors, one line each on standard error."""
     from ninferd.cli.model_path import model_path
     from ninferd.cli.progress import Progress
+    from ninferd.weights.verify.checksums import expected_files
     from ninferd.weights.verify.verification import verify_model
 
     path = model_path(args.path)
+    if args.sha256 is not None:
+        expected_files(path, args.sha256)  # a mistyped one is refused before everything is read
     findings = verify_model(path, with_values=not args.quick, on_progress=Progress("values"))
     hashed = _check_sha256(path, args, findings)
     for kind, lines in (("error", findings.errors), ("warning", findings.warnings)):
         for line in lines[:MAX_SHOWN]:
-            print(f"{kind}: {line}", file=sys.stderr)
+            print(escaped(f"{kind}: {line}"), file=sys.stderr)
         if len(lines) > MAX_SHOWN:
             print(f"{kind}: and {len(lines) - MAX_SHOWN} more", file=sys.stderr)
     read = "structure only" if args.quick else "structure and values"
     verdict = ", ".join((_count(findings.errors, "error"), _count(findings.warnings, "warning")))
-    print(f"{path}: {verdict}; checked {read}; SHA-256 {hashed}")
+    print(escaped(f"{path}: {verdict}; checked {read}; SHA-256 {hashed}"))
     return InputError.exit_status if findings.errors else 0
 
 

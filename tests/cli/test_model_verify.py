@@ -106,8 +106,30 @@ def test_given_digest_also_with_quick(artifact: Path, capsys: Capture) -> None:
     assert (status, out.rpartition("; ")[2]) == (0, "SHA-256 as expected (as given)\n")
     status, _, err = verify(capsys, artifact, "--quick", "--sha256", WRONG)
     assert (status, err) == (2, [f"error: {artifact}: SHA-256 is {sha256(artifact)}, expected {WRONG} (as given)"])
-    status, _, err = verify(capsys, artifact, "--quick", "--sha256", "beef")
-    assert (status, err) == (2, [f"error: {artifact}: a SHA-256 has 64 hexadecimal digits, found 'beef'"])
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"]])
+def test_a_mistyped_digest_is_refused_before_anything_is_read(
+    artifact: Path, capsys: Capture, options: list[str]
+) -> None:
+    assert main(["model", "verify", str(artifact), "--sha256", "beef", *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"ninferd: {artifact}: a SHA-256 has 64 hexadecimal digits, found 'beef'\n"
+
+
+@pytest.mark.parametrize("command", [["model", "verify"], ["model", "inspect"]])
+def test_a_name_stays_in_its_line(tmp_path: Path, capsys: Capture, command: list[str]) -> None:
+    (tmp_path / "a\n\x1b[31mb").write_bytes(b"")
+    assert main([*command, str(tmp_path / "a\n\x1b[31mb")]) == 2
+    name = rf"{tmp_path}/a\n\x1b[31mb"
+    assert capsys.readouterr().err == f"ninferd: {name}: is 0 bytes long, shorter than any header (32 bytes)\n"
+
+
+def test_the_result_is_one_line_whatever_the_name(artifact: Path, capsys: Capture) -> None:
+    path = artifact.rename(artifact.with_name("a\nb"))
+    _, out, _ = verify(capsys, path, "--quick")
+    assert out.splitlines() == [out.rstrip("\n")]
+    assert out.startswith(rf"{artifact.parent}/a\nb: no errors")
 
 
 def test_many_errors_are_cut(tmp_path: Path, capsys: Capture) -> None:
