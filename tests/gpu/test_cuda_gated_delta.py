@@ -212,6 +212,15 @@ def test_strong_and_weak_decay(device: torch.device, scale: int) -> None:
     check_prefill(prefill_runs(SMALL), projected, f"prefill with decays of {scale} times the logits")
 
 
+@pytest.mark.parametrize("tokens", [64, 200])
+def test_similar_keys_and_hardly_any_decay(device: torch.device, tokens: int) -> None:
+    """The first tokens of a chunk count to its end."""
+    projected = normal(0, tokens, SMALL.projected_width)
+    projected[1:, : SMALL.conv_channels] += projected[:1, : SMALL.conv_channels]
+    projected[:, -SMALL.value_heads :] -= 5
+    check_prefill(prefill_runs(SMALL), projected, f"prefill {tokens} with similar keys")
+
+
 def test_equal_keys(device: torch.device) -> None:
     """The system of a chunk is as far from the identity as it gets."""
     projected = normal(0, 1, SMALL.projected_width).expand(130, -1).contiguous()

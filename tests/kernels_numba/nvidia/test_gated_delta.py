@@ -46,7 +46,11 @@ class States:
 
 
 def random_rows(device: EmulatedDevice, rows: int, seed: int = 0) -> Tensor:
-    projected = GatedDeltaCase.random(SHAPE, rows, seed).projected.bfloat16()
+    """Keys that have much in common, and decays so weak that the first tokens count to the end."""
+    projected = GatedDeltaCase.random(SHAPE, rows, seed).projected
+    projected[1:, : SHAPE.conv_channels] += projected[:1, : SHAPE.conv_channels]
+    projected[:, -SHAPE.value_heads :] -= 5
+    projected = projected.bfloat16()
     device.tensors.append(projected)
     return projected
 
