@@ -41,8 +41,6 @@ def violations(settings: Settings, is_given: Callable[[str], bool]) -> Iterator[
 
 def warnings(settings: Settings) -> Iterator[Violation]:
     """Legal combinations that cannot mean what they say."""
-    if settings.model.sha256 is not None and not settings.model.verify_hash:
-        yield "model.sha256", "is compared with nothing while model.verify_hash is false"
     budget, output = settings.thinking.default_budget, settings.limits.default_max_tokens
     if budget is not None and output != "context" and budget >= output:
         yield "thinking.default_budget", f"{budget} can never be reached below limits.default_max_tokens = {output}"

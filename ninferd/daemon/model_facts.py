@@ -59,12 +59,11 @@ class ModelFacts:
         """Of the configured model.
 
         Raises InputError also for one that is not stored as ``model.weights_profile`` asserts, and where
-        ``model.verify_hash`` has nothing to compare with. No file is hashed here.
+        ``model.sha256`` or ``model.verify_hash`` lacks something to compare with. No file is hashed here.
         """
         source = open_model(artifact_path(model.artifact))
         require_configured_profile(model, source)
-        if model.verify_hash:
-            configured_digests(model, source.path)
+        configured_digests(model, source.path)
         return cls.of(source)
 
     @property

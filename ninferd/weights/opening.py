@@ -33,19 +33,24 @@ def open_model(path: Path) -> ModelSource:
 def prepare_source(model: ModelSettings, on_hashed: Callable[[int, int], None]) -> ModelSource:
     """The configured model, checked as far as the configuration asks for it before a weight is used.
 
-    With ``model.verify_hash`` its files are read once; ``on_hashed`` gets (bytes done, bytes in all). Raises InputError
-    for a model that cannot be opened, is not stored as ``model.weights_profile`` asserts or has another SHA-256 than
-    expected.
+    With ``model.sha256`` or ``model.verify_hash`` its files are read once; ``on_hashed`` gets (bytes done, bytes in
+    all). Raises InputError for a model that cannot be opened, is not stored as ``model.weights_profile`` asserts or has
+    another SHA-256 than expected.
     """
     source = open_model(artifact_path(model.artifact))
     require_configured_profile(model, source)
-    if model.verify_hash:
-        check_files(configured_digests(model, source.path), on_hashed)
+    if expected := configured_digests(model, source.path):
+        check_files(expected, on_hashed)
     return source
 
 
 def configured_digests(model: ModelSettings, path: Path) -> tuple[Expected, ...]:
-    """What the files of the model must hash to; InputError if nothing says so."""
+    """What the files of the model must hash to; empty if nothing is to be compared.
+
+    InputError with ``model.verify_hash`` if nothing says what they must hash to, and if a part of them is in no list.
+    """
+    if model.sha256 is None and not model.verify_hash:
+        return ()
     expected = expected_files(path, model.sha256)
     if not expected:
         ways = (

@@ -106,11 +106,3 @@ def test_a_budget_that_never_fires_is_a_warning(tmp_path: Path, budget: int, out
     assert [warning.key for warning in load(sources(tmp_path, MODEL + text)).warnings] == (
         ["thinking.default_budget"] if warned else []
     )
-
-
-@pytest.mark.parametrize(("verify", "warned"), [("true", False), ("false", True)])
-def test_a_digest_that_is_compared_with_nothing_is_a_warning(tmp_path: Path, verify: str, warned: bool) -> None:
-    text = f"sha256 = '{'0f' * 32}'\nverify_hash = {verify}\n"
-    assert [warning.key for warning in load(sources(tmp_path, MODEL + text)).warnings] == (
-        ["model.sha256"] if warned else []
-    )

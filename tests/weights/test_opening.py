@@ -51,13 +51,21 @@ def test_text_geometry_of_both_kinds(artifact: Path) -> None:
 
 
 def test_nothing_is_hashed_unasked(artifact: Path) -> None:
+    artifact.with_name("m.ninfer.sha256").write_text(f"{'0f' * 32}  m.ninfer\n")
     assert prepare(artifact) == []
-    assert prepare(artifact, sha256="0" * 64) == []
 
 
-def test_a_configured_digest(artifact: Path) -> None:
+@pytest.mark.parametrize("verify_hash", [False, True])
+def test_a_configured_digest(artifact: Path, verify_hash: bool) -> None:
     size = artifact.stat().st_size
-    assert prepare(artifact, verify_hash=True, sha256=sha256(artifact).upper())[-1] == (size, size)
+    assert prepare(artifact, verify_hash=verify_hash, sha256=sha256(artifact).upper())[-1] == (size, size)
+    with pytest.raises(InputError, match=rf"m\.ninfer: SHA-256 is {sha256(artifact)}, expected {'1' * 64}"):
+        prepare(artifact, verify_hash=verify_hash, sha256="1" * 64)
+
+
+def test_a_digest_is_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a directory, and one SHA-256 is that of a file"):
+        prepare(tiny_directory(), sha256="1" * 64)
 
 
 @pytest.mark.parametrize("sidecar", ["m.ninfer.sha256", "SHA256SUMS"])

@@ -48,13 +48,14 @@ class ModelSettings(Table):
     )
     verify_hash: bool = key(
         False,
-        "Read the model's files once before loading and compare their SHA-256 with model.sha256 or, if that is unset, "
-        "with FILE.sha256 or SHA256SUMS beside them.",
+        "Read the model's files once before loading and compare their SHA-256 with FILE.sha256 or SHA256SUMS beside "
+        "them; refuse the model if there is neither. Not needed with model.sha256, which is always compared.",
         reload="engine",
     )
     sha256: str | None = key(
         None,
-        "SHA-256 that the .ninfer file must have with model.verify_hash.",
+        "SHA-256 that the .ninfer file must have; the file is read once before loading to compare it. Parts of a split "
+        "artifact are compared with FILE.sha256 or SHA256SUMS beside it, which must list them.",
         reload="engine",
         pattern=SHA256_PATTERN,
     )
