@@ -4,7 +4,7 @@
 
 PATH is a .ninfer file or a Hugging Face directory. The engine is the one the daemon builds, in bfloat16. A round is one
 ``Engine.step`` in which every lane decodes one token: ``step`` is the median of its wall time, events and all;
-``device`` is that of the model's part alone, repeated without a look at its result. The ceiling is read in the same
+``device`` is that of its device part alone, repeated without a look at its result. The ceiling is read in the same
 run, and the roof of a round is its weights (all but the embedding) at that rate; ``roof+caches`` adds the keys and
 values of the contexts, and the recurrent states, read and written. ``sampled`` is temperature 0.7, top-p 0.8, top-k 20.
 
@@ -27,6 +27,7 @@ import torch
 from ninferd.config.schema import Settings
 from ninferd.engine.build import build_engine
 from ninferd.engine.engine import Engine
+from ninferd.engine.graphs import RoundShape
 from ninferd.engine.messages import GenerationRequest, PromptIdentity, SamplingParams
 
 WARM_ROUNDS: Final = 6  # the first of a width is observed, the second captured
@@ -62,7 +63,7 @@ def main() -> None:
                 report(engine, graphs, sampling, lanes, args.prompt, args.rounds, ceiling)
         stats = engine.stats()
         if graphs:
-            print(f"CUDA graphs of {stats.graph_widths} lanes hold {stats.graph_bytes / (1 << 20):.1f} MiB")
+            print(f"{len(stats.graphs)} CUDA graphs hold {stats.graph_bytes / (1 << 20):.1f} MiB")
         del engine
         gc.collect()
         torch.cuda.empty_cache()
@@ -98,7 +99,7 @@ def report(
     for _ in range(WARM_ROUNDS):
         engine.step()
     step_s = statistics.median(timed(engine.step) for _ in range(rounds))
-    device_s = device_seconds(engine, lanes)
+    device_s = device_seconds(engine, RoundShape(lanes, sampling == "sampled"))
     engine.cancel_all()
     while engine.has_work:
         engine.step()
@@ -120,13 +121,13 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 @torch.inference_mode()
-def device_seconds(engine: Engine, lanes: int) -> float:
-    """Seconds of one round's model, as the last one was loaded: it writes the same positions again."""
+def device_seconds(engine: Engine, shape: RoundShape) -> float:
+    """Seconds of one round, as the last one was loaded: it writes the same positions again."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    engine._rounds(lanes)
+    engine._rounds(shape)
     begin.record()
     for _ in range(DEVICE_ROUNDS):
-        engine._rounds(lanes)
+        engine._rounds(shape)
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / DEVICE_ROUNDS

@@ -113,5 +113,5 @@ def _memory(info: EngineInfo, stats: EngineStats) -> dict[str, Any]:
         "sequence_bytes": info.state_bytes,
         "weights_bytes": info.weights_bytes,
         "cuda_graph_bytes": stats.graph_bytes,
-        "cuda_graph_lanes": list(stats.graph_widths),
+        "cuda_graphs": list(stats.graphs),
     }

@@ -16,7 +16,7 @@ import torch
 
 from ninferd.engine.batch import BatchBuilder
 from ninferd.engine.failures import EngineBroken, FailureLatch, is_fatal, is_out_of_memory
-from ninferd.engine.graphs import DecodeRounds, Graphs
+from ninferd.engine.graphs import DecodeRounds, Graphs, RoundShape
 from ninferd.engine.intake import Refusal, prepare
 from ninferd.engine.messages import (
     EngineInfo,
@@ -165,7 +165,7 @@ class Engine:
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
-            graph_widths=self._rounds.widths,
+            graphs=tuple(map(str, self._rounds.captured)),
             graph_bytes=self._rounds.held_bytes,
         )
 
@@ -243,14 +243,16 @@ class Engine:
 
     def _decode(self, unit: DecodeRound) -> None:
         self._batches.load_decode(unit.sequences)
-        ranked = self._rounds(len(unit.sequences))
+        draws = self._sampler.prepare([sequence.held.row for sequence in unit.sequences])
+        ranked = self._rounds(RoundShape(len(unit.sequences), draws))
         for sequence in unit.sequences:
             sequence.processed += 1
         self._sample(ranked, unit.sequences)
 
-    def _decode_round(self, lanes: int) -> Ranked:
+    def _decode_round(self, shape: RoundShape) -> Ranked:
         """The round that was loaded. A function of device memory alone: it may be captured, and then is not called."""
-        return self._sampler.rank(self._model.forward(self._batches.decode(lanes), self._caches))
+        logits = self._model.forward(self._batches.decode(shape.lanes), self._caches)
+        return self._sampler.rank(logits, draws=shape.draws)
 
     def _sample(self, ranked: Ranked, sequences: tuple[Sequence, ...]) -> None:
         """Choose, commit and emit one token per sequence."""

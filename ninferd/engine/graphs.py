@@ -1,28 +1,39 @@
-"""Decode rounds that are captured once per number of lanes and replayed afterwards.
+"""Decode rounds that are captured once per shape and replayed afterwards.
 
 A round is a function of device memory alone: of the step's inputs, the page tables and the caches, all at addresses
 that never change. Every number of lanes has a graph of its own, without padding: there are few of them (engine.
 max_concurrency is at most 8), so no round computes lanes that nobody asked for, none needs pages or states to write
 them to, and a graph runs the very kernels, on the very shapes, that run without it.
 
-A round of a new width runs eagerly once, observed; the second is captured and replayed. So whatever an op makes at its
-first call (tables, workspaces) is made outside the capture. If making it waited for the device, the width is observed
+A round of a new shape runs eagerly once, observed; the second is captured and replayed. So whatever an op makes at its
+first call (tables, workspaces) is made outside the capture. If making it waited for the device, the shape is observed
 once more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES: Final = 512 << 20
 """Bound of what all graphs hold: half of the memory that the capacity plan leaves free beside the caches."""
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+
+class RoundShape(NamedTuple):
+    """What decode rounds differ in, other than the numbers in their inputs."""
+
+    lanes: int
+    draws: bool  # tokens are drawn in it
+
+    def __str__(self) -> str:
+        return f"{self.lanes} lane{'s' if self.lanes > 1 else ''}{' with draws' if self.draws else ''}"
 
 
 class CaptureError(Exception):
@@ -58,38 +69,38 @@ class Graphs(Protocol):
         ...
 
 
-class DecodeRounds(Generic[T]):
-    """Runs rounds of any width, from graphs where there are some. Results are the same bits either way."""
+class DecodeRounds(Generic[K, T]):
+    """Runs rounds of any shape, from graphs where there are some. Results are the same bits either way."""
 
-    def __init__(self, run: Callable[[int], T], graphs: Graphs | None, limit_bytes: int = GRAPH_BYTES) -> None:
-        """``run(width)`` is a round of that many lanes, a function of device memory alone; no graphs: it runs as is."""
+    def __init__(self, run: Callable[[K], T], graphs: Graphs | None, limit_bytes: int = GRAPH_BYTES) -> None:
+        """``run(shape)`` is a round, a function of device memory alone; without ``graphs`` it is called as it is."""
         self._run = run
         self._graphs = graphs
         self._limit_bytes = limit_bytes
         self._capturing = True
-        self._observed: set[int] = set()
-        self._suspected: set[int] = set()
-        self._captured: dict[int, Captured[T]] = {}
+        self._observed: set[K] = set()
+        self._suspected: set[K] = set()
+        self._captured: dict[K, Captured[T]] = {}
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Numbers of lanes that have a graph."""
-        return tuple(sorted(self._captured))
+    def captured(self) -> tuple[K, ...]:
+        """Shapes that have a graph, as they came."""
+        return tuple(self._captured)
 
     @property
     def held_bytes(self) -> int:
         """Device memory of all graphs."""
         return 0 if self._graphs is None else self._graphs.held_bytes
 
-    def __call__(self, width: int) -> T:
+    def __call__(self, shape: K) -> T:
         """One round. Its result is valid until the next one."""
-        captured = self._captured.get(width)
+        captured = self._captured.get(shape)
         if captured is None and self._graphs is not None and self._capturing:
-            if width not in self._observed:
-                return self._observe(self._graphs, width)
-            captured = self._capture(self._graphs, width)
+            if shape not in self._observed:
+                return self._observe(self._graphs, shape)
+            captured = self._capture(self._graphs, shape)
         if captured is None:
-            return self._run(width)
+            return self._run(shape)
         captured.replay()
         return captured.result
 
@@ -99,38 +110,30 @@ class DecodeRounds(Generic[T]):
             self._captured.clear()
             self._graphs.release()
 
-    def _observe(self, graphs: Graphs, width: int) -> T:
-        result, obstacle = graphs.observe(lambda: self._run(width))
+    def _observe(self, graphs: Graphs, shape: K) -> T:
+        result, obstacle = graphs.observe(lambda: self._run(shape))
         if obstacle is None:
-            self._observed.add(width)
-        elif width not in self._suspected:
-            self._suspected.add(width)
+            self._observed.add(shape)
+        elif shape not in self._suspected:
+            self._suspected.add(shape)
         else:
             self._give_up(f"decode rounds run without further CUDA graphs: {obstacle}")
         return result
 
-    def _capture(self, graphs: Graphs, width: int) -> Captured[T] | None:
+    def _capture(self, graphs: Graphs, shape: K) -> Captured[T] | None:
         try:
-            captured = graphs.capture(lambda: self._run(width))
+            captured = graphs.capture(lambda: self._run(shape))
         except CaptureError as error:
-            self._give_up(f"decode rounds run without further CUDA graphs: capturing one of {width} failed: {error}")
+            self._give_up(f"decode rounds run without further CUDA graphs: capturing {shape} failed: {error}")
             return None
-        held = graphs.held_bytes
-        self._captured[width] = captured
-        logger.info(
-            "captured the decode round of %d lane(s); CUDA graphs of %s lane(s) hold %.1f MiB",
-            width,
-            ", ".join(map(str, self.widths)),
-            held / (1 << 20),
-        )
-        if held > self._limit_bytes:
-            self._give_up(
-                f"no more CUDA graphs are captured: those of {', '.join(map(str, self.widths))} lane(s) hold "
-                f"{held >> 20} MiB, more than {self._limit_bytes >> 20}"
-            )
+        self._captured[shape] = captured
+        held = f"{len(self._captured)} CUDA graph(s) hold {graphs.held_bytes / (1 << 20):.1f} MiB"
+        logger.info("captured the decode round of %s; %s", shape, held)
+        if graphs.held_bytes > self._limit_bytes:
+            self._give_up(f"no more decode rounds are captured: {held}, more than {self._limit_bytes >> 20}")
         return captured
 
     def _give_up(self, reason: str) -> None:
-        """Capture no more; widths captured so far keep their graphs."""
+        """Capture no more; shapes captured so far keep their graphs."""
         self._capturing = False
         logger.warning("%s", reason)

@@ -185,7 +185,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    graph_widths: tuple[int, ...] = ()  # numbers of lanes whose decode round is captured as a CUDA graph
+    graphs: tuple[str, ...] = ()  # decode rounds that are captured as CUDA graphs, e.g. "4 lanes with draws"
     graph_bytes: int = 0  # device memory of these graphs
 
 

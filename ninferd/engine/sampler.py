@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from ninferd.engine.counter_rng import uniforms
+from ninferd.engine.draw_inputs import DrawInputs
 from ninferd.engine.messages import SamplingParams, TokenLogprob, TokenLogprobs
 from ninferd.engine.penalties import TokenCounts
-from ninferd.engine.truncation import draw, softmax_weights, truncate
+from ninferd.engine.truncation import draw, softmax_weights, truncate, truncate_by_candidates
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Ranked:
-    """What is known of logits before any request's sampling: tensors only, so that it may be captured in a graph."""
+    """Logits and what follows from them without a look at the device, so that it may be captured in a graph."""
 
     logits: torch.Tensor  # float32 [R, V], without the rows of padding
-    greedy: torch.Tensor  # int64 [2, R]: the largest logit's token, and whether that logit is finite
+    answer: torch.Tensor  # int64 [3, R]: tokens; whether the largest logit is finite; whether the token is certain
+    drawn: bool  # tokens are drawn where the request has a temperature; otherwise they are those of the largest logits
 
 
 @dataclass(slots=True)
@@ -45,11 +47,6 @@ class _LaneSampling:
         p = self.params
         return p.presence_penalty != 0.0 or p.frequency_penalty != 0.0 or p.repetition_penalty != 1.0
 
-    @property
-    def plain(self) -> bool:
-        """Nothing but the largest logit is wanted."""
-        return self.params.temperature == 0.0 and self.params.top_logprobs is None and not self.penalised
-
 
 class Sampler:
     """Sampling state per lane; results of a row depend on that row's logits and request only."""
@@ -59,6 +56,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._lanes: dict[int, _LaneSampling] = {}
+        self._inputs = DrawInputs(rows, device)
         self._counts: TokenCounts | None = None  # allocated by the first request with a penalty
 
     def start(self, row: int, params: SamplingParams, prompt: npt.NDArray[np.int64]) -> None:
@@ -74,31 +72,50 @@ class Sampler:
         """The lane's request has ended."""
         del self._lanes[row]
 
-    def rank(self, logits: torch.Tensor) -> Ranked:
-        """The part of sampling that no request has a say in, of logits float32 [R, V].
+    def prepare(self, rows: Sequence[int]) -> bool:
+        """Whether the next tokens of these lanes can be drawn by ``rank``, whose inputs are then sent.
 
-        Logits from ``vocab_size`` on are those of padding rows, which stand for no token: as if they were not there.
+        They cannot if none has a temperature, nor if any has a penalty, which needs its own counts.
+        """
+        lanes = [self._lanes[row] for row in rows]
+        if any(lane.penalised for lane in lanes) or all(lane.params.temperature == 0.0 for lane in lanes):
+            return False
+        self._inputs.load([lane.params for lane in lanes], _uniforms(lanes))
+        return True
+
+    def rank(self, logits: torch.Tensor, *, draws: bool = False) -> Ranked:
+        """The part of sampling that leaves nothing for the host to decide, of logits float32 [R, V].
+
+        With ``draws`` the rows are the lanes that were prepared. Logits from ``vocab_size`` on are those of padding
+        rows, which stand for no token: as if they were not there.
         """
         logits = logits[:, : self._vocab_size]
         best, tokens = logits.max(dim=-1)
-        return Ranked(logits, torch.stack((tokens, torch.isfinite(best).long())))
+        certain = torch.ones_like(tokens)
+        if draws:
+            temperature, top_k, top_p, min_p, uniform = self._inputs.columns(len(tokens))
+            weights = softmax_weights(logits, temperature)
+            weights, settled = truncate_by_candidates(weights, top_k.long(), top_p, min_p)
+            tokens = torch.where(temperature > 0.0, draw(weights, uniform), tokens)
+            certain = settled.long()
+        return Ranked(logits, torch.stack((tokens, torch.isfinite(best).long(), certain)), draws)
 
     def sample(self, ranked: Ranked, rows: Sequence[int]) -> Sampled:
         """One token per row; ``rows`` are the lanes they belong to."""
-        logits, answer = ranked.logits, ranked.greedy
         lanes = [self._lanes[row] for row in rows]
-        logprobs: list[TokenLogprobs | None] = [None] * len(lanes)
-        if not all(lane.plain for lane in lanes):
-            penalised = self._penalise(logits, rows, lanes)
-            tokens = answer[0] if penalised is logits else penalised.argmax(dim=-1)
+        answer = ranked.answer
+        if any(lane.penalised or (lane.params.temperature > 0.0 and not ranked.drawn) for lane in lanes):
+            penalised = self._penalise(ranked.logits, rows, lanes)
+            tokens = answer[0] if penalised is ranked.logits else penalised.argmax(dim=-1)
             tokens = self._redraw(penalised, tokens, lanes)
-            answer = torch.stack((tokens, answer[1]))
             self._count(tokens, rows, lanes)
-            logprobs = _logprobs(logits, tokens, lanes)
+            answer = torch.stack((tokens, answer[1], torch.ones_like(tokens)))
+        chosen, usable, certain = answer.tolist()  # the one wait for the device, in most rounds
+        if not all(certain):
+            chosen = self._redraw(ranked.logits, answer[0], lanes).tolist()
         for lane in lanes:
             lane.drawn += 1
-        chosen, usable = answer.tolist()  # the one wait for the device in a round of greedy requests
-        return Sampled(chosen, list(map(bool, usable)), logprobs)
+        return Sampled(chosen, list(map(bool, usable)), _logprobs(ranked.logits, chosen, lanes))
 
     def _penalise(self, logits: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> torch.Tensor:
         """Logits with the penalties of the lanes that have any; the argument is left as it is."""
@@ -129,16 +146,13 @@ class Sampler:
     def _draw(self, logits: torch.Tensor, lanes: list[_LaneSampling]) -> torch.Tensor:
         """Temperature, top-k, top-p, min-p, in this order, then one draw per row."""
         params = [lane.params for lane in lanes]
-        numbers = uniforms(
-            np.array([lane.seed for lane in lanes], np.uint64), np.array([lane.drawn for lane in lanes], np.uint64)
-        )
         temperature, top_k, top_p, min_p, uniform = self._tensor(
             [
                 [p.temperature for p in params],
                 [p.top_k for p in params],
                 [p.top_p for p in params],
                 [p.min_p for p in params],
-                numbers.tolist(),
+                _uniforms(lanes).tolist(),
             ]
         ).unbind()
         weights = softmax_weights(logits, temperature)
@@ -157,7 +171,13 @@ class Sampler:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
-def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, lanes: list[_LaneSampling]) -> list[TokenLogprobs | None]:
+def _uniforms(lanes: list[_LaneSampling]) -> npt.NDArray[np.float64]:
+    """The random number of each lane's next token."""
+    seeds, drawn = [lane.seed for lane in lanes], [lane.drawn for lane in lanes]
+    return uniforms(np.array(seeds, np.uint64), np.array(drawn, np.uint64))
+
+
+def _logprobs(logits: torch.Tensor, tokens: list[int], lanes: list[_LaneSampling]) -> list[TokenLogprobs | None]:
     """Of the lanes that want them: after temperature (1 where greedy), before penalties and truncation."""
     result: list[TokenLogprobs | None] = [None] * len(lanes)
     for index, lane in enumerate(lanes):
@@ -165,7 +185,7 @@ def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, lanes: list[_LaneSampl
         if wanted is None:
             continue
         log_p = (logits[index] / (lane.params.temperature or 1.0)).log_softmax(dim=-1)
-        chosen = int(tokens[index])
+        chosen = tokens[index]
         best = log_p.topk(min(wanted, len(log_p)))
         result[index] = TokenLogprobs(
             chosen=TokenLogprob(chosen, float(log_p[chosen])),

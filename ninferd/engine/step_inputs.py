@@ -1,4 +1,4 @@
-"""Where a step's inputs lie: one pinned host buffer and one device buffer, the same addresses at every step.
+"""Where a step's inputs lie: in one buffer that the host fills and sends, at the same addresses at every step.
 
 A decode round of W sequences has its tensors where every round of W sequences has them, so a captured round is
 replayed by filling the buffer anew.
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ninferd.engine.sent_buffer import SentBuffer
 from ninferd.memory.geometry import pages_for
 from ninferd.memory.kv_cache import KVCache
 from ninferd.models.batch import Batch
@@ -25,22 +26,14 @@ _PER_SEQUENCE: Final = 4  # page table row, state slot, context length, logit ro
 class StepInputs:
     """Filled by the host, sent as one asynchronous copy, read as a batch.
 
-    A batch is a view: it is valid until the next ``load``. On a CPU both buffers are one.
+    A batch is a view: it is valid until the next ``load``.
     """
 
     def __init__(self, kv: KVCache, max_tokens: int) -> None:
         """``max_tokens`` in all sequences of one step."""
         self._kv = kv
-        device = kv.tensor.device
         size = (_PER_TOKEN + _PER_SEQUENCE) * max_tokens
-        self._copied: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._host = torch.empty(size, dtype=torch.int64, pin_memory=True)
-            self._device = torch.zeros(size, dtype=torch.int64, device=device)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        else:
-            self._host = self._device = torch.zeros(size, dtype=torch.int64)
-        self._words: Ints = self._host.numpy()
+        self._buffer = SentBuffer(size, torch.int64, kv.tensor.device)
 
     def load(
         self, token_ids: Ints, positions: Ints, rows: Ints, state_slots: Ints, contexts: Ints, logit_rows: Ints
@@ -52,12 +45,8 @@ class StepInputs:
         slots = self._kv.slot_mapping(rows, positions)
         parts = (token_ids, slots, positions, positions, positions, rows, state_slots, contexts, logit_rows)
         used = sum(len(part) for part in parts)
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy of the step before reads the host buffer
-        np.concatenate(parts, out=self._words[:used])
-        if self._copied is not None:
-            self._device[:used].copy_(self._host[:used], non_blocking=True)
-            self._copied.record()
+        np.concatenate(parts, out=self._buffer.host(used))
+        self._buffer.send(used)
 
     def prefill(self, length: int, context: int, *, want_logits: bool) -> Batch:
         """What was loaded, as ``length`` tokens of one sequence; its last row is a logit row or there is none."""
@@ -75,7 +64,7 @@ class StepInputs:
     ) -> Batch:
         tokens, sequences = query_starts[-1], len(query_starts) - 1
         lengths = [tokens, tokens, 3 * tokens, sequences, sequences, sequences, logit_rows]
-        loaded = self._device[: sum(lengths)]
+        loaded = self._buffer.device[: sum(lengths)]
         ids, slot_mapping, positions, rows, states, context_lengths, wanted = torch.split(loaded, lengths)
         return Batch(
             token_ids=ids,

@@ -38,6 +38,19 @@ def truncate(
     return weights.masked_fill(weights < threshold.to(weights.dtype).unsqueeze(-1), 0.0)
 
 
+def truncate_by_candidates(
+    weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``truncate``, looking at the few largest weights only; also for which rows that was enough, bool [B].
+
+    It never asks the device for an answer, so it may be captured in a graph.
+    """
+    few = min(_CANDIDATES, weights.shape[-1])
+    threshold, settled = _threshold_from(weights.topk(few, dim=-1).values, weights, top_k, top_p)
+    threshold = torch.maximum(min_p, threshold).to(weights.dtype).unsqueeze(-1)
+    return weights.masked_fill(weights < threshold, 0.0), settled | (few == weights.shape[-1])
+
+
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Index drawn from each row of non-negative weights by inverting their running sum; int64 [B].
 

@@ -50,7 +50,7 @@ class ScriptedGraphs:
         self.held_bytes = 0
 
 
-def rounds_of(graphs: ScriptedGraphs | None, limit_bytes: int = 100) -> DecodeRounds[int]:
+def rounds_of(graphs: ScriptedGraphs | None, limit_bytes: int = 100) -> DecodeRounds[int, int]:
     def run(width: int) -> int:
         if graphs is not None:
             graphs.log.append(f"run {width}")
@@ -65,13 +65,13 @@ def test_every_width_is_observed_then_captured_then_replayed() -> None:
     assert [rounds(width) for width in (2, 2, 2, 3, 2, 3)] == [20, 20, 20, 30, 20, 30]
     first = ["observe", "run 2", "capture", "run 2", "replay", "replay"]
     assert graphs.log == [*first, "observe", "run 3", "replay", "capture", "run 3", "replay"]
-    assert (rounds.widths, rounds.held_bytes) == ((2, 3), 20)
+    assert (rounds.captured, rounds.held_bytes) == ((2, 3), 20)
 
 
 def test_without_graphs_rounds_run() -> None:
     rounds = rounds_of(None)
     assert [rounds(1), rounds(1), rounds(1)] == [10] * 3
-    assert (rounds.widths, rounds.held_bytes) == ((), 0)
+    assert (rounds.captured, rounds.held_bytes) == ((), 0)
     rounds.release()
 
 
@@ -101,9 +101,7 @@ def test_a_failed_capture_leaves_the_graphs_there_are(caplog: pytest.LogCaptureF
     assert [rounds(width) for width in (2, 2, 2, 3, 1)] == [20, 20, 20, 30, 10]
     assert graphs.log[5:] == ["observe", "run 2", "capture", "run 2", "run 2", "run 3", "replay"]
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.getMessage() == (
-        "decode rounds run without further CUDA graphs: capturing one of 2 failed: out of ink"
-    )
+    assert warning.getMessage() == ("decode rounds run without further CUDA graphs: capturing 2 failed: out of ink")
 
 
 def test_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,9 +109,9 @@ def test_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     rounds = rounds_of(graphs, limit_bytes=15)
     for width in (1, 1, 2, 2, 3, 3, 3, 2):
         rounds(width)
-    assert (rounds.widths, rounds.held_bytes) == ((1, 2), 20)
+    assert (rounds.captured, rounds.held_bytes) == ((1, 2), 20)
     assert graphs.log[-4:] == ["run 3", "run 3", "run 3", "replay"]
-    assert "no more CUDA graphs are captured: those of 1, 2 lane(s) hold" in caplog.text
+    assert "no more decode rounds are captured: 2 CUDA graph(s) hold 0.0 MiB, more than 0" in caplog.text
 
 
 def test_released_graphs_are_captured_anew() -> None:
@@ -121,7 +119,7 @@ def test_released_graphs_are_captured_anew() -> None:
     rounds = rounds_of(graphs)
     assert (rounds(1), rounds(1)) == (10, 10)
     rounds.release()
-    assert (rounds.widths, rounds.held_bytes) == ((), 0)
+    assert (rounds.captured, rounds.held_bytes) == ((), 0)
     rounds(1)
     assert graphs.log[-4:] == ["release", "capture", "run 1", "replay"]
 
@@ -143,14 +141,16 @@ def test_replays_are_the_rounds_themselves(checkpoint: Path) -> None:
     engine, graphs = engine_of(model, recorded=True)
     assert answers(engine, ARRIVALS) == expected
     stats = engine.stats()
-    assert stats.graph_widths == (1, 2, 3, 4)
+    assert {"1 lane", "2 lanes with draws", "3 lanes with draws", "4 lanes"} <= set(stats.graphs)
     assert stats.graph_bytes == graphs.held_bytes > 0
     rounds = stats.generated_tokens - len(ARRIVALS)  # at least one lane each
     assert rounds / 4 < graphs.replays < rounds
     at_once = [(0, each) for _, each in reversed(ARRIVALS)]
-    replayed = graphs.replays
-    assert answers(engine, at_once) == answers(engine_of(model, recorded=False)[0], at_once)
-    assert graphs.replays - replayed == engine.stats().steps - stats.steps - CHUNKS, "every round"
+    expected = answers(engine_of(model, recorded=False)[0], at_once)
+    assert answers(engine, at_once) == expected
+    steps, replays = engine.stats().steps, graphs.replays
+    assert answers(engine, at_once) == expected
+    assert graphs.replays - replays == engine.stats().steps - steps - CHUNKS, "by now every round is replayed"
 
 
 def test_a_round_that_uses_a_host_number_would_show(checkpoint: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_op_that_waits_keeps_rounds_eager(checkpoint: Path, caplog: pytest.Lo
     model = model_of(checkpoint, replace(CAPTURABLE_OPS, attention_decode=waiting))
     engine, graphs = engine_of(model, recorded=True)
     assert answers(engine, ARRIVALS[:3]) == answers(engine_of(model, recorded=False)[0], ARRIVALS[:3])
-    assert (engine.stats().graph_widths, graphs.replays) == ((), 0)
+    assert (engine.stats().graphs, graphs.replays) == ((), 0)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.getMessage().startswith(
         "decode rounds run without further CUDA graphs: aten.item.default reads a number"
@@ -188,7 +188,7 @@ def test_running_out_of_memory_gives_the_graphs_back(checkpoint: Path, monkeypat
     expected = answers(engine_of(model, recorded=False)[0], ARRIVALS[:1])
     engine, _ = engine_of(model, recorded=True)
     answers(engine, ARRIVALS[:1])
-    assert engine.stats().graph_widths == (1,)
+    assert engine.stats().graphs == ("1 lane",)
     whole = model.forward
 
     def starved(batch: Any, caches: Any) -> Any:
@@ -198,13 +198,13 @@ def test_running_out_of_memory_gives_the_graphs_back(checkpoint: Path, monkeypat
     engine.submit(request("victim", 9, 4, GREEDY))
     while engine.has_work:
         engine.step()
-    assert (engine.stats().graph_widths, engine.stats().graph_bytes) == ((), 0)
+    assert (engine.stats().graphs, engine.stats().graph_bytes) == ((), 0)
     monkeypatch.setattr(model, "forward", whole)
     assert answers(engine, ARRIVALS[:1]) == expected
-    assert engine.stats().graph_widths == (1,)
+    assert engine.stats().graphs == ("1 lane",)
 
 
 def test_the_probe_captures_one_lane(checkpoint: Path) -> None:
     engine, graphs = engine_of(model_of(checkpoint, CAPTURABLE_OPS), recorded=True)
     engine.probe()
-    assert (engine.stats().graph_widths, graphs.replays) == ((1,), 1)
+    assert (engine.stats().graphs, graphs.replays) == (("1 lane",), 1)

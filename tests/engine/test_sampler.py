@@ -26,7 +26,7 @@ def _sampler(params: list[SamplingParams], vocab: int, prompt: npt.NDArray[np.in
 
 
 def _sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
-    return sampler.sample(sampler.rank(logits), rows)
+    return sampler.sample(sampler.rank(logits, draws=sampler.prepare(rows)), rows)
 
 
 def _distribution(logits: list[float], params: SamplingParams) -> npt.NDArray[np.float64]:
@@ -304,3 +304,38 @@ def test_padding_rows_of_the_head_do_not_exist(params: SamplingParams, padding: 
         assert sampled == _sample(narrow, real, range(2))
         assert all(sampled.usable)
         assert max(sampled.tokens) < 5
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0], ids="spread={}".format)
+def test_drawing_before_the_host_looks_changes_nothing(spread: float) -> None:
+    """Prepared draws against those that the host directs, also where a few candidates do not settle a truncation."""
+    params = [
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, temperature=0.0, top_k=3),
+        SamplingParams(seed=3, temperature=0.6, top_p=0.95, top_k=20),
+        SamplingParams(seed=4, temperature=1.2, top_k=60),
+        SamplingParams(seed=5, top_p=0.999, top_logprobs=1),
+        SamplingParams(seed=6, min_p=0.2),
+    ]
+    generator = torch.Generator().manual_seed(0)
+    prepared, directed = _sampler(params, 1000), _sampler(params, 1000)
+    lanes = [4, 0, 1, 5, 3, 2]
+    certain = []
+    for _ in range(30):
+        logits = spread * torch.randn(6, 1000, generator=generator)
+        assert prepared.prepare(lanes)
+        ranked = prepared.rank(logits, draws=True)
+        certain.append(bool(ranked.answer[2].all()))
+        assert prepared.sample(ranked, lanes) == directed.sample(directed.rank(logits), lanes)
+    assert any(certain) == (spread == 8.0)
+
+
+def test_what_cannot_be_prepared() -> None:
+    params = [
+        SamplingParams(seed=0, temperature=0.0),
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, presence_penalty=1.0),
+    ]
+    sampler = _sampler(params, 5)
+    prepared = [sampler.prepare(rows) for rows in ([0], [1], [0, 1], [2], [1, 2], [0, 2])]
+    assert prepared == [False, True, True, False, False, False]
