@@ -2,9 +2,10 @@
 
     python -m bench.cuda_linear [--kinds nvfp4 q8] [--widths 1 4 8 16] [--slices] [--prefill]
 
-Prints what merely reading memory reaches first, and every figure as a share of it. Weights are random and rotate over
-so many copies that the cache does not help; all launches are replayed from CUDA graphs of at least 48, the median of
-several. ``--slices`` tries every cut of each shape, ``--prefill`` many rows: decoding and cuBLAS against more passes.
+Prints what merely reading memory reaches first, and every figure as a share of it; launches overlap (``OVERLAPPED`` in
+``kernels_numba.nvidia.linear``) unless it says plain. Weights are random and rotate over so many copies that the cache
+does not help; all launches are replayed from CUDA graphs of at least 48, the median of several. ``--slices`` tries
+every cut of each shape, ``--prefill`` many rows: decoding and cuBLAS against more passes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels_numba.nvidia import linear
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear import StreamSegment, decoded_product, stream_product
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS
@@ -147,10 +149,17 @@ def print_shape(
     figures = []
     for width in widths:
         x = torch.randn(width, shape[1], device="cuda", dtype=torch.bfloat16)
-        us = median_us([product(x, each) for each in segments])
+        calls = [product(x, each) for each in segments]
+        linear.OVERLAPPED = False
+        plain = median_us(calls)
+        linear.OVERLAPPED = True
+        us = median_us(calls)
         cublas = median_us([partial(functional.linear, x, each) for each in dense])
         rate = size / us / 1e3
-        figures.append(f"M={width} {us:.1f} us {rate:.0f} GB/s {100 * rate / ceiling:.0f} % ({cublas / us:.1f}x bf16)")
+        figures.append(
+            f"M={width} {us:.1f} us (plain {plain:.1f}) {rate:.0f} GB/s {100 * rate / ceiling:.0f} % "
+            f"{cublas / us:.1f}x bf16"
+        )
     print(f"{kind} {name} {shape[0]} x {shape[1]}, {segments[0].slices} slices: " + "; ".join(figures), flush=True)
 
 
@@ -207,9 +216,12 @@ def print_decode_step(device: Device, ceiling: float, widths: Sequence[int]) -> 
         inputs = {
             columns: torch.randn(width, columns, device="cuda", dtype=torch.bfloat16) for columns in (5120, 6144, 17408)
         }
-        calls = [product(inputs[each.columns], each) for each in segments]
-        us = median_us(calls) * len(calls)
-        print(f"  M={width}: {us / 1e3:.2f} ms, {100 * floor / us:.0f} % of the ceiling", flush=True)
+        calls, figures = [product(inputs[each.columns], each) for each in segments], []
+        for linear.OVERLAPPED in (False, True):
+            us = median_us(calls) * len(calls)
+            launches = "overlapped" if linear.OVERLAPPED else "plain"
+            figures.append(f"{launches} {us / 1e3:.2f} ms, {100 * floor / us:.0f} % of the ceiling")
+        print(f"  M={width}: {'; '.join(figures)}", flush=True)
 
 
 def print_launch_cost(device: Device) -> None:

@@ -30,6 +30,8 @@ MOST_RUNS = 8
 """Runs of rows with one factor that are multiplied one by one; with more of them the factors follow the product."""
 CONVERTING_BLOCKS = 8
 """Blocks that convert a row of activations."""
+OVERLAPPED = True
+"""Whether kernels begin to fetch weights while their predecessor in the stream still runs (from sm_90)."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _stream_pass(
         segment.columns // segment.slices // STEP_COLUMNS,
         tiles,
         shared_bytes=shared_bytes(weights, columns, segment.columns // segment.slices, warps),
-        programmatic=not fused,
+        programmatic=OVERLAPPED,
     )
 
 
@@ -194,6 +196,7 @@ def converted(device: Device, x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         x.shape[0],
         x.shape[1],
         shared_bytes=CONVERTING_THREADS // 8,
+        programmatic=OVERLAPPED,
     )
     return activations, scales
 
