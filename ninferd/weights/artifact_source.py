@@ -21,6 +21,7 @@ from ninferd.weights.formats.registry import BF16, FP32, INT32
 from ninferd.weights.parameters.component_configs import model_geometry
 from ninferd.weights.parameters.huggingface_config import huggingface_config
 from ninferd.weights.parameters.legacy import LegacyView, legacy_view
+from ninferd.weights.small_values import require_finite
 from ninferd.weights.stored import RowRun, StoredMatrix, joined
 
 ACTIVATION_DIVISOR = "activation_input_divisor"
@@ -91,19 +92,17 @@ class ArtifactSource:
                 raise InputError(f"{self._where(parameter)}: is stored as {INT32}; a matrix of weights is needed")
         return runs
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        self._direct_parts(parameter, shape)
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        binding = self._binding(parameter, shape)
-        wanted, dtype = ((INT32,), np.int32) if parameter.endswith("/token_ids") else ((BF16, FP32), np.float32)
         pieces = []
-        for part in binding.parts:
-            format = self.artifact.tensor(part.object_id).format
-            if format not in wanted:
-                raise InputError(
-                    f"{self._where(parameter)}: object {plain(part.object_id)} is stored as {format}, which this "
-                    f"parameter cannot be; possible: {', '.join(wanted)}"
-                )
-            values = _direct_values(self._matrix(part.object_id)).reshape(-1)
-            pieces.append(values[part.begin : part.end])
+        for part, matrix in self._direct_parts(parameter, shape):
+            values = _direct_values(matrix).reshape(-1)[part.begin : part.end]
+            where = f"{self._where(parameter)}: object {plain(part.object_id)}"
+            require_finite(values, where, part.begin)
+            pieces.append(values)
+        dtype = np.int32 if _is_ids(parameter) else np.float32
         return np.concatenate(pieces).astype(dtype, copy=False).reshape(shape)
 
     def require_no_others(self, known: frozenset[str]) -> None:
@@ -145,6 +144,20 @@ class ArtifactSource:
                 f"{list(shape)}"
             )
         return binding
+
+    def _direct_parts(self, parameter: str, shape: tuple[int, ...]) -> list[tuple[BindingPart, StoredMatrix]]:
+        """The parts of a small parameter, of which each has a format that it can have."""
+        wanted = (INT32,) if _is_ids(parameter) else (BF16, FP32)
+        found = []
+        for part in self._binding(parameter, shape).parts:
+            format = self.artifact.tensor(part.object_id).format
+            if format not in wanted:
+                raise InputError(
+                    f"{self._where(parameter)}: object {plain(part.object_id)} is stored as {format}, which this "
+                    f"parameter cannot be; possible: {', '.join(wanted)}"
+                )
+            found.append((part, self._matrix(part.object_id)))
+        return found
 
     def _run(self, parameter: str, part: BindingPart, columns: int, divisor: float | None) -> RowRun:
         matrix = self._matrix(part.object_id, divisor)
@@ -197,6 +210,10 @@ class ArtifactSource:
         if not isfinite(value) or value <= 0:
             raise InputError(f"{where}: object {plain(object_id)} is {value}; a finite number above zero is needed")
         return value
+
+
+def _is_ids(parameter: str) -> bool:
+    return parameter.endswith("/token_ids")
 
 
 def _direct_values(matrix: StoredMatrix) -> NDArray[Any]:

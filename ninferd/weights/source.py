@@ -34,8 +34,14 @@ class ModelSource(Protocol):
     def matrix(self, parameter: str, rows: int, columns: int) -> tuple[RowRun, ...]:
         """The stored rows of a matrix parameter, in its order; ``rows`` and ``columns`` are what it must have."""
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        """InputError unless the source has this small parameter in this shape; reads no value."""
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Values of a small parameter that is stored directly, as float32 (int32 for ids), in the registry's shape."""
+        """Values of a small parameter that is stored directly, as float32 (int32 for ids), in the registry's shape.
+
+        InputError also for numbers that are not finite.
+        """
 
     def require_no_others(self, known: frozenset[str]) -> None:
         """InputError naming weights that are neither in ``known`` nor of a component left out on purpose."""

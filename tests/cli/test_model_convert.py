@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from ninferd.cli import main
+from ninferd.weights.artifact.writer import ArtifactWriter
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.convert.inventory import ROLES
 from tests.support.frontends import tiny_directory
@@ -170,3 +172,26 @@ def test_an_interrupted_conversion_ends_with_the_status_of_the_signal(
     monkeypatch.setattr("ninferd.weights.convert.encoding.BlockEncoder.encode", interrupted)
     assert convert(tiny_directory(), tmp_path / "m.ninfer") == 130
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_misshapen_convolution_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for file in tiny_directory().iterdir():
+        (source / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    table = config.get("text_config", config)
+    assert table["linear_conv_kernel_dim"] == 4
+    table["linear_conv_kernel_dim"] = 3
+    (source / "config.json").unlink()
+    (source / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(ArtifactWriter, "__enter__", lambda _: pytest.fail("a file was begun"))
+    assert convert(*options, source, tmp_path / "made.ninfer") == 2
+    assert re.fullmatch(
+        r"ninferd: .*/source/\S+\.safetensors: tensor \S+\.linear_attn\.conv1d\.weight has shape \[\d+, 1, 4\], "
+        r"expected \[\d+, 1, 3\]\n",
+        capsys.readouterr().err,
+    )

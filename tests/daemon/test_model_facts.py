@@ -196,3 +196,15 @@ def test_weights_that_are_not_the_models(
 def test_types_of_plain_weights(configured: str, config: dict[str, Any], on_cpu: bool, dense: str) -> None:
     """The same cases as the engine's own rule in tests/engine/test_build.py."""
     assert dense_dtype(configured, config, on_cpu=on_cpu) == dense
+
+
+def test_a_misshapen_convolution_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, TEXT, seed=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_conv_kernel_dim": 3}))
+    with pytest.raises(InputError) as refused:
+        facts(tmp_path).weights_bytes("<f4", on_cpu=True)
+    assert str(refused.value) == (
+        f"{tmp_path}/model.safetensors: tensor model.layers.0.linear_attn.conv1d.weight has shape [160, 1, 4], "
+        "expected [160, 1, 3]"
+    )

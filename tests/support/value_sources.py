@@ -79,6 +79,9 @@ class PlainSource:
         assert (matrix.rows, matrix.columns) == (rows, columns)
         return (RowRun(matrix, 0, rows),)
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        assert self._values[parameter].shape == shape
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         assert self._values[parameter].shape == shape
         return self._values[parameter]

@@ -214,8 +214,23 @@ def test_values_that_the_parameter_cannot_have(
     raw.tensor("norm", [64], "bf16", bytes(128))
     raw.tensor("ids", [3], "int32", bytes(12))
     raw.bind_whole(parameter, name)
-    with pytest.raises(InputError, match=message):
-        opened(tmp_path, raw).array(parameter, shape)
+    source = opened(tmp_path, raw)
+    for ask in (source.require_array, source.array):
+        with pytest.raises(InputError, match=message):
+            ask(parameter, shape)
+
+
+def test_values_that_are_no_numbers(tmp_path: Path) -> None:
+    raw = RawArtifact()
+    raw.tensor("norms", [2, 4], "bf16", bf16(np.array([[np.nan, 1, 1, 1], [1, 1, -np.inf, np.nan]])))
+    raw.bind("text/final_norm", ("norms", 4, 8))
+    source = opened(tmp_path, raw)
+    source.require_array("text/final_norm", (4,))
+    with pytest.raises(
+        InputError,
+        match=r"parameter text/final_norm: object norms: 2 of 4 values are not finite, the first is -inf at element 6$",
+    ):
+        source.array("text/final_norm", (4,))
 
 
 # What else is in the file.

@@ -57,6 +57,9 @@ class Stored:
     def has(self, parameter: str) -> bool:
         return True
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         raise NotImplementedError
 

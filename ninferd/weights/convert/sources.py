@@ -38,11 +38,15 @@ class Sources:
     draft_token_ids: NDArray[Any] | None = None  # int32 [rows], of the draft head
 
     def choose(self, recipe: Recipe) -> tuple[dict[str, Choice], dict[str, Runs]]:
-        """Choices for all parameters that are no aliases, and the rows of the matrices among them."""
+        """Choices for all parameters that are no aliases, and the rows of the matrices among them.
+
+        InputError for a parameter that is missing or misshapen; no value is read.
+        """
         choices: dict[str, Choice] = {}
         runs: dict[str, Runs] = {}
         for parameter, format, note in wanted_formats(self.geometry, recipe):
             if parameter.direct is not None:
+                self._require_array(parameter)
                 choices[parameter.name] = Choice(format)
             else:
                 choices[parameter.name], runs[parameter.name] = self._choose(parameter, format, note)
@@ -53,6 +57,10 @@ class Sources:
         if parameter.name == DRAFT_ROWS and self.draft_token_ids is not None:
             return self.draft_token_ids
         return self._holder(parameter).array(parameter.name, parameter.shape)
+
+    def _require_array(self, parameter: Parameter) -> None:
+        if parameter.name != DRAFT_ROWS or self.draft_token_ids is None:
+            self._holder(parameter).require_array(parameter.name, parameter.shape)
 
     def _choose(self, parameter: Parameter, format: str, note: str) -> tuple[Choice, Runs]:
         """How a matrix becomes ``format``: quantised bytes of this format are kept, everything else is encoded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ninferd.weights.parameters.huggingface_names import (
     text_sources,
     vision_sources,
 )
+from ninferd.weights.small_values import require_finite
 from ninferd.weights.stored import RowRun, StoredMatrix
 
 MAX_RESOURCE_BYTES = 256 << 20
@@ -83,16 +85,19 @@ class HuggingFaceSource:
             raise InputError(f"{self._config_path}: parameter {parameter} is {list(found)}, expected {[rows, columns]}")
         return runs
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        self._direct_runs(parameter, shape)
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        source = self._source(parameter)
-        parts = [decode_rows(run.matrix, run.begin, run.end) for run in self._runs(source)]
-        values: NDArray[np.float32] = np.concatenate(parts)
-        values = values.T if source.is_transposed else values
-        if values.size != np.prod(shape, dtype=object) or (len(shape) == 2 and values.shape != shape):
-            raise InputError(
-                f"{self._config_path}: parameter {parameter} is {list(values.shape)}, expected {list(shape)}"
-            )
-        return np.ascontiguousarray(values).reshape(shape)
+        source, runs = self._direct_runs(parameter, shape)
+        parts = []
+        for run in runs:
+            values = decode_rows(run.matrix, run.begin, run.end)
+            first = run.begin * run.matrix.columns
+            require_finite(values, f"{run.matrix.path}: {run.matrix.name}: parameter {parameter}", first)
+            parts.append(values)
+        joined: NDArray[np.float32] = np.concatenate(parts)
+        return np.ascontiguousarray(joined.T if source.is_transposed else joined).reshape(shape)
 
     def require_no_others(self, known: frozenset[str]) -> None:
         """InputError naming tensors that belong to none of ``known``.
@@ -151,6 +156,16 @@ class HuggingFaceSource:
         if source.name not in self._matrices:
             self._matrices[source.name] = stored_matrix(self._tensors, source)
         return tuple(RowRun(self._matrices[source.name], begin, end) for begin, end in source.runs)
+
+    def _direct_runs(self, parameter: str, shape: tuple[int, ...]) -> tuple[SourceTensor, tuple[RowRun, ...]]:
+        """The tensor of a small parameter and the rows of it that have the values."""
+        source = self._source(parameter)
+        runs = self._runs(source)
+        found = sum(run.rows for run in runs), source.columns
+        found = found[::-1] if source.is_transposed else found
+        if prod(found) != prod(shape) or (len(shape) == 2 and found != shape):
+            raise InputError(f"{self._config_path}: parameter {parameter} is {list(found)}, expected {list(shape)}")
+        return source, runs
 
     def _component(self, parameter: str) -> Mapping[str, Sources]:
         component = parameter.split("/", 1)[0]

@@ -70,8 +70,7 @@ def resolve_plan(source: ModelSource, plan: TextPlan, dense: DenseDtype) -> Reso
     """
     matrices = {request.key: resolve(source, request, dense) for request in plan.matrices}
     for parameter in plan.arrays:
-        if not source.has(parameter.name):
-            source.array(parameter.name, parameter.shape)  # raises, in the source's own words
+        source.require_array(parameter.name, parameter.shape)
     source.require_no_others(plan.parameters | {HEAD})  # a tied model may come with a copy of its embedding
     if HEAD in matrices and matrices[HEAD].has_rows_of(matrices[EMBEDDING]):
         del matrices[HEAD]

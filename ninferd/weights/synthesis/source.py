@@ -68,6 +68,9 @@ class SyntheticSource:
         }
         return (RowRun(StoredMatrix(name, self.path, format, rows, columns, planes), 0, rows),)
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        self._require(parameter, shape)
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         self._require(parameter, shape)
         found = self._parameters[parameter]

@@ -64,7 +64,7 @@ def _resolve(source: ModelSource, parameter: Parameter, geometry: ModelGeometry)
     if parameter.direct is None:
         source.matrix(parameter.name, *parameter.shape)
     else:
-        source.array(parameter.name, parameter.shape)
+        source.require_array(parameter.name, parameter.shape)
 
 
 def check_frontend(source: ModelSource, geometry: ModelGeometry, findings: Findings) -> None:

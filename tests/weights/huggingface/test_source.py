@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -333,16 +334,46 @@ def test_a_missing_expert_is_named_both_ways(tmp_path: Path, plain: Callable[[st
 def test_a_wrong_shape_names_file_and_both_shapes(dense: Path) -> None:
     rewrite(dense, lambda tensors: tensors | {"model.norm.weight": torch.ones(5)})
     problem = r"model\.safetensors: tensor model\.norm\.weight has shape \[5\], expected \[64\]"
-    with pytest.raises(InputError, match=problem):
-        HuggingFaceSource.open(dense).array("text/final_norm", (64,))
+    source = HuggingFaceSource.open(dense)
+    for ask in (source.require_array, source.array):
+        with pytest.raises(InputError, match=problem):
+            ask("text/final_norm", (64,))
 
 
 def test_another_shape_than_the_configuration_gives(dense: Path) -> None:
     source = HuggingFaceSource.open(dense)
     with pytest.raises(InputError, match=r"parameter text/output_head is \[512, 64\], expected \[500, 64\]"):
         source.matrix("text/output_head", 500, 64)
-    with pytest.raises(InputError, match=r"parameter text/final_norm is \[64, 1\], expected \[60\]"):
-        source.array("text/final_norm", (60,))
+    for ask in (source.require_array, source.array):
+        with pytest.raises(InputError, match=r"parameter text/final_norm is \[64, 1\], expected \[60\]"):
+            ask("text/final_norm", (60,))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("parameter", "shape", "tensor"),
+    [
+        ("text/final_norm", (64,), "model.norm.weight"),
+        ("text/layers/0/gdn/a_log", (6,), "model.layers.0.linear_attn.A_log"),
+        ("text/layers/0/gdn/convolution", (4, 160), "model.layers.0.linear_attn.conv1d.weight"),
+    ],
+)
+def test_small_values_that_are_no_numbers(
+    dense: Path, parameter: str, shape: tuple[int, ...], tensor: str, value: float
+) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        tensors[tensor].view(-1)[5] = value
+        return tensors
+
+    rewrite(dense, change)
+    source = HuggingFaceSource.open(dense)
+    source.require_array(parameter, shape)
+    with pytest.raises(InputError) as refused:
+        source.array(parameter, shape)
+    assert str(refused.value) == (
+        f"{dense}/model.safetensors: tensor {tensor}: parameter {parameter}: 1 of {prod(shape)} values are not finite, "
+        f"the first is {value} at element 5"
+    )
 
 
 def test_an_unknown_parameter(dense: Path) -> None:

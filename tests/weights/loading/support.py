@@ -40,6 +40,9 @@ class RunsSource:
         assert sum(run.rows for run in runs) == rows
         return runs
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         raise NotImplementedError
 

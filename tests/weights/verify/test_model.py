@@ -37,6 +37,9 @@ class Source:
             return json.dumps(self.files[name]).encode()
         return (artifact_path("embedded:ninfer-tiny-bf16") / name).read_bytes() if name == "tokenizer.json" else None
 
+    def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
+        raise AssertionError(parameter)
+
     def array(self, parameter: str, shape: tuple[int, ...]) -> NDArray[Any]:
         assert (parameter, shape) == ("proposal/token_ids", (len(self.ids),))
         return np.array(self.ids, np.int32)
