@@ -62,7 +62,7 @@ def gated_delta_decode(
     slots: Tensor,
     shape: GatedDeltaShape,
 ) -> Tensor:
-    if not _fits(projected, conv, recurrent, slots, shape):
+    if not _fits(projected, weights, conv, recurrent, slots, shape):
         return torch_gated_delta.gated_delta_decode(projected, weights, conv, recurrent, layer, slots, shape)
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
     most = min(PARTIAL_BYTES // (4 * shape.value_width), COUNTERS // (shape.key_heads + shape.value_heads))
@@ -84,7 +84,7 @@ def gated_delta_prefill(
     slots: Tensor,
     shape: GatedDeltaShape,
 ) -> Tensor:
-    if not _fits(projected, conv, recurrent, slots, shape):
+    if not _fits(projected, weights, conv, recurrent, slots, shape):
         return torch_gated_delta.gated_delta_prefill(projected, weights, conv, recurrent, layer, slots, shape)
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
     for start in range(0, projected.shape[0], SPAN_TOKENS):
@@ -99,12 +99,23 @@ def gated_delta_prefill(
     return out
 
 
-def _fits(projected: Tensor, conv: Tensor, recurrent: Tensor, slots: Tensor, shape: GatedDeltaShape) -> bool:
+def _fits(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    slots: Tensor,
+    shape: GatedDeltaShape,
+) -> bool:
     return (
         (shape.key_dim, shape.value_dim, shape.conv_kernel) == (DIM, DIM, TAPS)
         and shape.value_heads % 2 == 0  # rows of whole words of 8 bytes
         and projected.dtype == conv.dtype == torch.bfloat16
         and projected.is_contiguous()
+        and projected.data_ptr() % 8 == 0
+        and weights.conv.is_contiguous()
+        and weights.conv.data_ptr() % 16 == 0
+        and weights.norm.data_ptr() % 16 == 0
         and slots.dtype == torch.int64
         and slots.is_contiguous()
         and slots.device == projected.device

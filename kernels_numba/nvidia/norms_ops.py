@@ -18,7 +18,7 @@ ROUNDING = 4e-3
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if not _fits(x, x.shape[1]):
+    if not (_fits(x, x.shape[1]) and weight.data_ptr() % 16 == 0):
         return dense.rms_norm(x, weight, eps)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch_norm("rms_norm", x, x, weight, out, out, eps)
@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if not (_fits(x, x.shape[1]) and _fits(residual, x.shape[1])):
+    if not (_fits(x, x.shape[1]) and _fits(residual, x.shape[1]) and weight.data_ptr() % 16 == 0):
         return dense.add_rms_norm(residual, x, weight, eps)
     total, out = torch.empty((2, *x.shape), dtype=x.dtype, device=x.device)
     _launch_norm("add_rms_norm", x, residual, weight, total, out, eps)
