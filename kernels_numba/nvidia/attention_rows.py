@@ -25,6 +25,8 @@ from kernels_numba.nvidia.text import Source, sigmoid
 
 PARAMETERS = "query kv pages partial statistics gate out rows group first context page_bytes gate_bytes most exponent"
 NONE, MASKED = "f32(-1e30)", "f32(-2e30)"
+WAITS = {"WAIT": 1}
+"""Keys are awaited while values are under way, and the other way round."""
 THREADS = 32 * TILE_WARPS
 TOKEN_TILES = PAGE_TOKENS // 8
 
@@ -205,4 +207,4 @@ def _store_partial(w: Source, head_dim: int, half: int) -> None:
 
 
 def make(head_dim: int) -> Any:
-    return P.function_of(source(head_dim), "kernel", P=P, WAIT=P.cp_wait(1))
+    return P.function_of(source(head_dim), "kernel", P=P, **{name: P.cp_wait(groups) for name, groups in WAITS.items()})

@@ -28,6 +28,8 @@ from kernels_numba.nvidia.text import Source
 
 PARAMETERS = "query kv table lengths partial statistics plan sequences table_columns page_bytes group exponent"
 NONE, MASKED = "f32(-1e30)", "f32(-2e30)"
+WAITS = {"WAIT": RING_ENTRIES - 1}
+"""Groups of copies that may be under way when what was asked for first is needed."""
 
 
 def source(head_dim: int) -> str:
@@ -270,4 +272,4 @@ class _Bfloat16Tiles:
 
 
 def make(head_dim: int) -> Any:
-    return P.function_of(source(head_dim), "kernel", P=P, WAIT=P.cp_wait(RING_ENTRIES - 1))
+    return P.function_of(source(head_dim), "kernel", P=P, **{name: P.cp_wait(groups) for name, groups in WAITS.items()})

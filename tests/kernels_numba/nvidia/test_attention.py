@@ -21,7 +21,6 @@ from kernels_numba.nvidia.attention_kernels import (
     COMBINE_SHARED_BYTES,
     COMBINE_WARPS,
     PAGE_TOKENS,
-    RING_ENTRIES,
     SPLIT_WARPS,
     TILE_ROWS,
     TILE_WARPS,
@@ -80,7 +79,7 @@ class Decode:
             [self.query, self.kv, table, self.lengths, *results],
             shared_bytes=split_shared_bytes(shape.head_dim),
             order=lambda blocks: random.Random(0).sample(blocks, len(blocks)),
-            **({"waits": {"WAIT": RING_ENTRIES - 1}} if late else {"names": ["WAIT"]}),
+            **({"waits": attention_split.WAITS} if late else {"names": list(attention_split.WAITS)}),
         )
         launch(
             attention_combine.source(shape.head_dim),
@@ -162,7 +161,9 @@ def test_more_splits_than_a_warp_has_in_flight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contexts", "slots"), [([64] * 6, 6), ([640, 64, 64], 6), ([640, 640, 640], 10), ([9 * 64, 64], 40)], ids=str
+    ("contexts", "slots"),
+    [([64] * 6, 6), ([640, 64, 64], 6), ([640, 640, 640], 10), ([256, 256, 64], 4), ([9 * 64, 64], 40)],
+    ids=str,
 )
 def test_slots_are_shared_by_length(contexts: list[int], slots: int) -> None:
     """The longest split is as short as the number of slots allows, and no slot serves two."""
@@ -195,6 +196,7 @@ def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, token
     cos, sin = angles.cos().float(), angles.sin().float()
     norms = converted(case.norms, torch.float32)
     kv, projected = torch.zeros_like(case.kv).bfloat16(), case.projected.bfloat16()
+    projected[0] *= 1e-3  # so small that epsilon counts
     slots = numbers.permutation(kv.shape[0] * PAGE_TOKENS)[:tokens]
     query = torch.full((tokens, heads, head_dim), torch.nan).bfloat16()
     tensors = [projected, norms.query, norms.key, cos, sin, kv, slots, query]
@@ -245,7 +247,7 @@ def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
         ],
         [query, kv, pages, partial, statistics, projected, out],
         shared_bytes=rows_shared_bytes(shape.head_dim),
-        waits={"WAIT": 1},
+        waits=attention_rows.WAITS,
     )
     if splits > 1:
         assert out.isnan().all()
