@@ -7,8 +7,8 @@ find slots. Slots left over do nothing. ``plan [sequences]`` tells the second ha
 Page: ``[keys, values][kv head][PAGE_TOKENS][head_dim]``. Of every page a warp takes its own BLOCK_TOKENS, alone up to
 the end: the keys times the queries of all heads of the group (S^T = K Q^T: the heads are the 8 columns of the MMA,
 padded with copies of the last), a running softmax, O^T += V^T P^T. Blocks of keys and of values take turns in a ring of
-RING_ENTRIES per warp, filled by asynchronous copies. Rows past the context are read from its last token instead: what
-lies in the cache behind a context is never touched, and times the probability 0 no garbage becomes a NaN.
+RING_ENTRIES per warp, filled by asynchronous copies. What lies in the last page behind a context may be anything: the
+scores of such keys are replaced, and in the place of such values the last token's are read, as 0 times a NaN is a NaN.
 
 Shared rows are not padded: 16-byte chunk c of row r lies at chunk ``c ^ turn(r)``, so that neither 8 rows of one chunk
 (ldmatrix) nor 4 chunks of 2 neighbouring rows (16-byte loads) meet in a bank.
@@ -64,9 +64,8 @@ def source(head_dim: int) -> str:
         w("ahead = i32(page + 1)")
         with w.block("if ahead < end:"):
             tile.copy(w, "free", "next_id", "ahead", of_values=False)
-        w(
-            "P.cp_commit(); WAIT(); P.bar_sync()"
-        )  # of the block, or the assembler mixes the turns and runs out of registers
+        # a barrier of the block, or the assembler mixes the turns and runs out of registers
+        w("P.cp_commit(); WAIT(); P.bar_sync()")
         tile.score(w)
         _mask(w)
         w("P.syncwarp()")
