@@ -12,9 +12,9 @@ from torch import Tensor
 from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.swizzle import unswizzle_scales
 from ninferd.weights.formats.registry import FP8_BLOCK, FP8_ROW, GROUPED, NVFP4
+from ninferd.weights.loading.checks import ValueChecks
 from ninferd.weights.loading.layout import DENSE, Copy, Fill, MatrixLayout
 from ninferd.weights.loading.resolve import ResolvedMatrix
-from ninferd.weights.loading.scales import require_possible_scales
 from ninferd.weights.loading.transfer import BATCH_BYTES, TORCH_DTYPES, Piece
 
 Tensors = Mapping[str, Tensor]
@@ -43,12 +43,12 @@ class Assembly:
         for copy, tensor in sorted(copies, key=lambda pair: pair[0].file_order):
             yield from _pieces_of(copy, tensor)
 
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The matrices, once every piece is delivered. InputError for scales that cannot be."""
+    def matrices(self, checks: ValueChecks) -> tuple[Matrix, ...]:
+        """The matrices, once every piece is delivered; ``checks`` looks at what came from files."""
         if not self._is_generated:
             for layout, tensors in self._parts:
                 _complete(layout, tensors)
-                require_possible_scales(self.key, layout, tensors)
+                checks.ask(self.key, layout, tensors)
         return tuple(_matrix(layout, tensors) for layout, tensors in self._parts)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kernels_numba.matrices import Matrix
 from ninferd.weights.loading.assembly import Assembly, Generate
+from ninferd.weights.loading.checks import ValueChecks
 from ninferd.weights.loading.files import OpenFiles
 from ninferd.weights.loading.resolve import ResolvedMatrix
 from ninferd.weights.loading.transfer import BATCH_BYTES, IN_FLIGHT, Piece, Stage, transfer_to
@@ -28,11 +29,13 @@ def load_matrices(
     """The matrices of every request by its key, in the order of the files, as soon as they are there.
 
     Files are read ahead of what the caller is given, by a few batches. ``generate`` takes the place of reading. Raises
-    InputError if a file has become shorter or holds scales that cannot be, and what torch raises if memory runs out.
+    InputError if a file has become shorter and, when the last matrix has been taken, if any holds values that cannot
+    be; also what torch raises if memory runs out.
     """
     ordered = sorted(requests, key=lambda request: request.file_order)
     total = sum(request.file_bytes for request in ordered)
     done = 0
+    checks = ValueChecks()
     with OpenFiles() as files, ThreadPoolExecutor(IN_FLIGHT, "weights") as threads:
         transfer = transfer_to(device, files)
         reading: deque[tuple[_Batch, Stage, Future[None]]] = deque()
@@ -46,7 +49,7 @@ def load_matrices(
             on_progress(done, total)
             for assembly in batch.completed:
                 transfer.finish()
-                yield assembly.key, assembly.matrices()
+                yield assembly.key, assembly.matrices(checks)
 
         for batch in _batches(ordered, device, generate):
             if len(reading) == IN_FLIGHT:
@@ -55,6 +58,7 @@ def load_matrices(
             reading.append((batch, stage, threads.submit(stage.read)))
         while reading:
             yield from finish_oldest()
+        checks.require()
 
 
 @dataclass
