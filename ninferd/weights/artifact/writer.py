@@ -25,6 +25,7 @@ from ninferd.weights.artifact.framing import (
 )
 from ninferd.weights.artifact.plan import Contents, Plan, plan_artifact
 from ninferd.weights.artifact.publish import Unpublished
+from ninferd.weights.artifact.replaced import continuations, remove_continuations
 from ninferd.weights.formats.registry import PlaneSpec, plane_layout
 
 Chunk = bytes | bytearray | memoryview | NDArray[Any]
@@ -56,11 +57,8 @@ class ArtifactWriter:
         self._begins = [0, *accumulate(record.payload_bytes for record in records)]
         self._starts = [self.plan.payload_start, *(PART_PAYLOAD_START for _ in records[1:])]
         self._unwritten = dict(self.plan.directory.objects)
-        self._files = Unpublished(
-            [path, *(path.with_name(str(record.name)) for record in records[1:])],
-            self.plan.file_bytes,
-            overwrite=overwrite,
-        )
+        self._paths = [path, *(path.with_name(str(record.name)) for record in records[1:])]
+        self._files = Unpublished(self._paths, self.plan.file_bytes, overwrite=overwrite)
 
     def __enter__(self) -> ArtifactWriter:
         try:
@@ -92,11 +90,16 @@ class ArtifactWriter:
         return PlaneWriter(self, entry, plane_layout(entry.format, entry.shape, entry.divisors))
 
     def publish(self) -> None:
-        """Make the artifact appear: continuations first, the entry file last. InputError if an object is missing."""
+        """Make the artifact appear: continuations first, the entry file last. InputError if an object is missing.
+
+        Continuations of a replaced artifact that the new one has no use for are removed.
+        """
         if self._unwritten:
             names = ", ".join(list(self._unwritten)[:3])
             raise InputError(f"{self.path}: {len(self._unwritten)} objects were not written: {names}")
+        replaced = continuations(self.path)
         self._files.publish()
+        remove_continuations(replaced, self._paths)
 
     def write_at(self, offset: int, data: memoryview) -> None:
         """Put bytes at a logical payload offset (used by the sinks, which check bounds)."""

@@ -297,6 +297,38 @@ class TestOtherFiles:
         assert str(caught.value) == f"{path.with_name(late)}: exists already; it is not overwritten"
         assert (names(path), path.with_name(late).read_text()) == ([late], "mine")
 
+    def test_parts_of_a_replaced_artifact_go(self, path: Path) -> None:
+        write_golden(path, max_file_bytes=8192)
+        parts = [name for name in names(path) if ".part-" in name]
+        assert len(parts) > 3
+        foreign = bytearray((path.parent / parts[-1]).read_bytes())
+        foreign[16] ^= 1  # in the artifact id
+        (path.parent / parts[-1]).write_bytes(foreign)
+        (path.parent / "model.ninfer.part-0099").write_bytes((path.parent / parts[1]).read_bytes())  # not listed
+        write_golden(path, max_file_bytes=16_384, overwrite=True)
+        count = len(Artifact.open(path).files) - 1
+        assert 0 < count < len(parts) - 1
+        assert names(path) == sorted(["model.ninfer", *parts[:count], parts[-1], "model.ninfer.part-0099"])
+        write_golden(path, overwrite=True)
+        assert names(path) == ["model.ninfer", parts[-1], "model.ninfer.part-0099"]
+
+    def test_parts_behind_a_replaced_link_stay(self, path: Path) -> None:
+        elsewhere = path.parent / "elsewhere" / path.name
+        elsewhere.parent.mkdir()
+        write_golden(elsewhere, max_file_bytes=8192)
+        before = names(elsewhere)
+        path.symlink_to(elsewhere)
+        for name in before[1:]:
+            (path.parent / name).symlink_to(elsewhere.with_name(name))
+        write_golden(path, overwrite=True)
+        assert names(elsewhere) == before
+        assert names(path) == sorted(["elsewhere", *before])
+
+    def test_whatever_is_replaced_need_not_be_an_artifact(self, path: Path) -> None:
+        path.write_bytes(b"something")
+        write_golden(path, overwrite=True)
+        assert names(path) == ["model.ninfer"]
+
     def test_overwrite(self, path: Path) -> None:
         path.write_text("old")
         write_golden(path, overwrite=True)
