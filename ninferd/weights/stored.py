@@ -95,6 +95,7 @@ class StoredMatrix:
     factors: tuple[float, ...] = ()  # value = code * scale * factor: one, or one per row (ModelOpt, FP8)
     is_swizzled: bool = False  # nvfp4: the scales are in the 128x4 tiles of an artifact
     activation_divisor: float | None = None  # calibrated d_x of nvfp4 activations, where the source has one
+    activation_problem: str = ""  # why it is not used although the source has one, for messages
 
 
 @dataclass(frozen=True)

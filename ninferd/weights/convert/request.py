@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ninferd.errors import InputError
+from ninferd.weights.convert.choices import Choices
 from ninferd.weights.convert.draft_head import read_counts, select_tokens
 from ninferd.weights.convert.frontend import collect_frontend
 from ninferd.weights.convert.inventory import Inventory, take_inventory
@@ -70,6 +71,7 @@ def prepare(request: Request) -> Prepared:
         _require_known(draft, geometry, ("dflash", "dflash2"))
     choices, runs = sources.choose(recipe)
     notes += [f"{name}: {choice.note}, stored as {choice.format}" for name, choice in choices.items() if choice.note]
+    notes += _activation_notes(choices, runs)
     frontend, missing = collect_frontend(model, geometry.components)
     inventory = take_inventory(
         geometry,
@@ -80,6 +82,12 @@ def prepare(request: Request) -> Prepared:
         _provenance(request),
     )
     return Prepared(sources, inventory, runs, frontend, (*missing, *notes))
+
+
+def _activation_notes(choices: Choices, runs: dict[str, Runs]) -> list[str]:
+    """What is wrong with the calibration of matrices that are kept, each said once."""
+    kept = (run.matrix for name, choice in choices.items() if choice.is_imported for run in runs.get(name, ()))
+    return list(dict.fromkeys(matrix.activation_problem for matrix in kept if matrix.activation_problem))
 
 
 def _geometry(request: Request, model: ModelSource, draft: ModelSource | None) -> tuple[ModelGeometry, list[str]]:

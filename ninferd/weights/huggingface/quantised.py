@@ -120,17 +120,15 @@ class _Weight:
         self._require_parts("weight_packed", "weight_scale", "weight_global_scale")
         planes = self._nvfp4_planes()
         divisor = self._global_scale("weight_global_scale")
-        return self._matrix(
-            NVFP4, planes, divisors=(divisor,), activation_divisor=self._activation("input_global_scale", inverse=False)
-        )
+        activation = self._activation("input_global_scale", inverse=False)
+        return self._matrix(NVFP4, planes, divisors=(divisor,), activation=activation)
 
     def modelopt_nvfp4(self) -> StoredMatrix:
         self._require_parts("weight_scale", "weight_scale_2")
         planes = self._nvfp4_planes()
         factor = self._global_scale("weight_scale_2")
-        return self._matrix(
-            NVFP4, planes, factors=(factor,), activation_divisor=self._activation("input_scale", inverse=True)
-        )
+        activation = self._activation("input_scale", inverse=True)
+        return self._matrix(NVFP4, planes, factors=(factor,), activation=activation)
 
     def fp8(self) -> StoredMatrix:
         rows, columns = self._matrix_shape()
@@ -193,21 +191,21 @@ class _Weight:
             raise InputError(f"{tensor.where} is {value}; a global scale must be finite and above 0")
         return value
 
-    def _activation(self, part: str, *, inverse: bool) -> float | None:
-        """d_x, by which activations are multiplied. None without calibration, which leaves senseless values at times:
-        an expert that no sample reached has none, and its weights are none the worse for it.
+    def _activation(self, part: str, *, inverse: bool) -> tuple[float | None, str]:
+        """d_x, by which activations are multiplied, or why it is not used. Calibration leaves senseless values at
+        times: an expert that no sample reached has none, and its weights are none the worse for it.
         """
         tensor = self._tensors.get(f"{self._base}.{part}")
         if tensor is None:
-            return None
+            return None, ""
         value = self._scalar(tensor)
-        if not (isfinite(value) and value > 0):
-            return None
-        if not inverse:
-            return value
-        with np.errstate(over="ignore"):
-            divisor = float(np.float32(1 / value))
-        return divisor if isfinite(divisor) else None
+        divisor = value
+        if inverse:
+            with np.errstate(over="ignore", divide="ignore"):
+                divisor = float(np.float32(np.float64(1) / value))
+        if all(isfinite(each) and each > 0 for each in (value, divisor)):
+            return divisor, ""
+        return None, f"{tensor.where} is {value}, which no activations can be scaled by: they stay in 16 bits"
 
     def _scalar(self, tensor: StoredTensor) -> float:
         if prod(tensor.shape) != 1:
@@ -264,8 +262,9 @@ class _Weight:
         *,
         divisors: tuple[float, ...] = (),
         factors: tuple[float, ...] = (),
-        activation_divisor: float | None = None,
+        activation: tuple[float | None, str] = (None, ""),
     ) -> StoredMatrix:
+        activation_divisor, activation_problem = activation
         return StoredMatrix(
             name=f"tensor {self.tensor.name}",
             path=self.tensor.span.path,
@@ -276,4 +275,5 @@ class _Weight:
             divisors=divisors,
             factors=factors,
             activation_divisor=activation_divisor,
+            activation_problem=activation_problem,
         )

@@ -43,6 +43,9 @@ def _verify_directory(path: Path, findings: Findings, on_progress: OnProgress | 
         source = HuggingFaceSource(directory)
         geometry = _check_model(source, findings)
         named = named_matrices(source, geometry, findings)
+    for each in named.values():
+        if each.matrix.activation_problem:
+            findings.warn(each.matrix.activation_problem)
     _, others = tensors_by_matrix(directory.tensors, named)
     if on_progress is not None:
         matrices = [*(each.matrix for each in named.values()), *plain_matrices(others.values())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ninferd.weights.artifact.directory import TensorObject, Use
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.convert.request import Request, prepare
 from ninferd.weights.formats.swizzle import unswizzled
+from ninferd.weights.verify.verification import verify_model
 from tests.weights.convert import formulas
 from tests.weights.convert.checkpoint import HEAD_DIM, HEADS, HIDDEN, KEY, VALUE, WIDTH, Checkpoint, T
 from tests.weights.convert.quantised import Bytes, compressed_tensors, fp8_channel, fp8_codes, modelopt
@@ -67,6 +69,22 @@ def test_compressed_tensors(tmp_path: Path) -> None:
     assert use_of(artifact, f"{MLP}down").activation_policy == "A16Only"
     assert use_of(artifact, f"{MLP}down").auxiliaries == {}
     assert use_of(artifact, "text/layers/0/gdn/z").activation_policy == "A16Only"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -300.0])
+def test_a_calibration_without_sense_is_left_out_and_told(tmp_path: Path, value: float) -> None:
+    checkpoint = Checkpoint()
+    compressed_tensors(checkpoint, f"{HF_MLP}down_proj", 5000.0, value)
+    line = (
+        f"{tmp_path}/model/model.safetensors: tensor {HF_MLP}down_proj.input_global_scale is {value}, which no "
+        "activations can be scaled by: they stay in 16 bits"
+    )
+    use = use_of(converted(checkpoint, tmp_path, "nvfp4").artifact, f"{MLP}down")
+    assert (use.activation_policy, use.auxiliaries) == ("A16Only", {})
+    report = json.loads((tmp_path / "model.ninfer.conversion.json").read_text())
+    assert report["notes"].count(line) == 1
+    findings = verify_model(tmp_path / "model", with_values=False, on_progress=lambda _done, _total: None)
+    assert findings.warnings.count(line) == 1
 
 
 def test_different_divisors_stay_in_objects_of_their_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,17 +95,23 @@ def test_one_scale_of_any_rank(tmp_path: Path, shape: tuple[int, ...]) -> None:
 def test_calibration_of_both_conventions(tmp_path: Path) -> None:
     """One convention divides, the other multiplies: the divisor of activations is the same number."""
     tensors = compressed_tensors_nvfp4("x", weight())[0] | {"x.input_global_scale": torch.tensor([12.0])}
-    assert read(tmp_path, tensors).activation_divisor == 12.0
+    assert (read(tmp_path, tensors).activation_divisor, read(tmp_path, tensors).activation_problem) == (12.0, "")
     tensors = modelopt_nvfp4("x", weight())[0] | {"x.input_scale": torch.tensor(1 / 12)}
     assert read(tmp_path, tensors).activation_divisor == float(np.float32(1 / float(np.float32(1 / 12))))
     del tensors["x.input_scale"]
-    assert read(tmp_path, tensors).activation_divisor is None
+    assert (read(tmp_path, tensors).activation_divisor, read(tmp_path, tensors).activation_problem) == (None, "")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), 1e-45])
 def test_calibration_without_sense_is_none(tmp_path: Path, value: float) -> None:
     tensors = modelopt_nvfp4("x", weight())[0] | {"x.input_scale": torch.tensor(value)}
-    assert read(tmp_path, tensors).activation_divisor is None
+    matrix = read(tmp_path, tensors)
+    assert matrix.activation_divisor is None
+    assert re.fullmatch(
+        rf"{tmp_path}/\S+: tensor x\.input_scale is {re.escape(str(torch.tensor(value).item()))}, which no activations "
+        "can be scaled by: they stay in 16 bits",
+        matrix.activation_problem,
+    )
 
 
 def test_names() -> None:
