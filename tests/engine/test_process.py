@@ -55,8 +55,8 @@ class Child:
         self._events: list[EngineEvent] = []
 
     def send(self, *commands: Command) -> None:
-        for command in commands:
-            self.socket.sendall(frames.encode(command))
+        """At once: the child must not be done with one before it sees the next."""
+        self.socket.sendall(b"".join(map(frames.encode, commands)))
 
     def events(self) -> Iterator[EngineEvent]:
         """Until the child closes its end."""
