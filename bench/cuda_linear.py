@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from kernels_numba.nvidia import linear
 from kernels_numba.nvidia.launch import Device, device_of
-from kernels_numba.nvidia.linear import StreamSegment, decoded_product, stream_product
+from kernels_numba.nvidia.linear import Activations, StreamSegment, decoded_product, stream_product
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS
 from kernels_numba.nvidia.linear_plan import Limits, slices_of, warps_of
 from kernels_numba.nvidia.stream_read import CHUNK_BYTES
@@ -137,7 +137,7 @@ def copies(device: Device, kind: str, shape: tuple[int, int], slices: int | None
 
 def product(x: Tensor, weights: StreamSegment) -> Callable[[], object]:
     out = torch.empty(x.shape[0], weights.rows, dtype=torch.bfloat16, device="cuda")
-    return partial(stream_product, x, weights, out)
+    return lambda: stream_product(Activations(x), weights, out)
 
 
 def print_shape(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kernels_numba.matrices import Matrix, joined
+from kernels_numba.matrices import DenseMatrix, Matrix, joined
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS, StreamFormat
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS, FUSED_COLUMNS, gemv_name
@@ -28,6 +28,8 @@ DECODED_BYTES = 256 << 20
 """Bound of what one product decodes at a time."""
 MOST_RUNS = 8
 """Runs of rows with one factor that are multiplied one by one; with more of them the factors follow the product."""
+FEW_PLAIN_ROWS = 512
+"""Up to so many rows of plain weights beside others are streamed like them."""
 CONVERTING_BLOCKS = 8
 """Blocks that convert a row of activations."""
 OVERLAPPED = True
@@ -66,13 +68,17 @@ class StreamSegment:
 
 
 def pack_linear(*matrices: Matrix) -> PackedLinear:
-    """Streams of the formats that kernels take, on devices with room for their rings; the others as they are."""
-    return PackedLinear(tuple(_packed(matrix) for matrix in joined(matrices)))
+    """Streams of the formats that kernels take, on devices with room for their rings; the others as they are.
+
+    Plain weights stay as they are too, for cuBLAS, unless they are a few rows beside others.
+    """
+    parts = joined(matrices)
+    return PackedLinear(tuple(_packed(matrix, alone=len(parts) == 1) for matrix in parts))
 
 
-def _packed(matrix: Matrix) -> PackedSegment:
+def _packed(matrix: Matrix, alone: bool) -> PackedSegment:
     weights = stream_format(matrix)
-    if weights is None:
+    if weights is None or (isinstance(matrix, DenseMatrix) and (alone or matrix.rows > FEW_PLAIN_ROWS)):
         return matrix
     limits = _limits(device_of(matrix.device))
     slices = slices_of(weights, matrix.rows, matrix.columns, limits)
@@ -129,53 +135,69 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     if x.dtype != torch.bfloat16:
         raise TypeError(f"kernels multiply bfloat16 activations, not {x.dtype}")
     out = x.new_empty(x.shape[0], packed.outputs)
-    x = x.contiguous()
+    activations = Activations(x.contiguous())
     begin = 0
     for segment in packed.segments:
         place = out[:, begin : begin + segment.rows]
         if not isinstance(segment, StreamSegment):
-            torch_linear.multiply(x, cast(Matrix, segment), place)
+            torch_linear.multiply(activations.x, cast(Matrix, segment), place)
         elif x.shape[0] <= STREAMED_ROWS:
-            stream_product(x, segment, place)
+            stream_product(activations, segment, place)
         else:
-            decoded_product(x, segment, place)
+            decoded_product(activations.x, segment, place)
         begin += segment.rows
     return out
 
 
-def stream_product(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
+class Activations:
+    """Rows of bfloat16, and what they were converted to for the products before."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._converted: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def converted(self, device: Device, begin: int, end: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Rows ``begin`` to ``end``, see ``converted``."""
+        if (begin, columns) not in self._converted:
+            self._converted[begin, columns] = converted(device, self.x[begin:end], columns)
+        return self._converted[begin, columns]
+
+
+def stream_product(activations: Activations, segment: StreamSegment, out: Tensor) -> None:
     """``out[:] = x @ weights.T`` of a few rows; ``out [rows, N]`` has contiguous columns."""
+    x = activations.x
     device, weights = device_of(x.device), FORMATS[segment.format_name]
     limits, slice_columns = _limits(device), segment.columns // segment.slices
     most = columns_for(weights, x.shape[0], slice_columns, limits)
     for begin in range(0, x.shape[0], most):
-        rows = x[begin : begin + most]
-        columns = columns_for(weights, rows.shape[0], slice_columns, limits)
-        _stream_pass(device, weights, rows, columns, segment, out[begin : begin + most])
+        end = min(x.shape[0], begin + most)
+        columns = columns_for(weights, end - begin, slice_columns, limits)
+        if columns in FUSED_COLUMNS:
+            rows = scales = x[begin:end]
+        else:
+            rows, scales = activations.converted(device, begin, end, columns)
+        _stream_pass(device, columns, rows, scales, segment, out[begin:end])
 
 
 def _stream_pass(
-    device: Device, weights: StreamFormat, x: Tensor, columns: int, segment: StreamSegment, out: Tensor
+    device: Device, columns: int, rows: Tensor, scales: Tensor, segment: StreamSegment, out: Tensor
 ) -> None:
-    activations, scales = x, x
-    fused = columns in FUSED_COLUMNS
-    if not fused:
-        activations, scales = converted(device, x, columns)
+    weights = FORMATS[segment.format_name]
     tiles = segment.rows // TILE_ROWS
     partials = segment.factors  # not touched
     if segment.slices > 1:
-        partials = torch.empty(segment.slices * columns * segment.rows, device=x.device)
+        partials = torch.empty(segment.slices * columns * segment.rows, device=out.device)
     warps = warps_of(device.arch)
     device.kernel(gemv_name(weights.name, columns, warps))(
         (min(device.multiprocessors // segment.slices, tiles), segment.slices, 1),
         segment.stream.data_ptr(),
-        activations.data_ptr(),
+        rows.data_ptr(),
         scales.data_ptr(),
         out.data_ptr(),
         segment.factors.data_ptr(),
         partials.data_ptr(),
         segment.counters.data_ptr(),
-        x.shape[0],
+        out.shape[0],
         out.stride(0),
         segment.columns // segment.slices // STEP_COLUMNS,
         tiles,

@@ -6,7 +6,7 @@ group j the columns ``16 j + 4 q + {0, 1, 2, 3}`` of rows g and g + 8: registers
 g + 8, two columns each. The activations take the same order of columns, so that it never shows.
 
 * Codes: 512-byte pieces, 16 bytes a lane. Of 4 bits: piece p holds groups 4 p .. 4 p + 3, a word each. Of 8 bits:
-  groups 2 p and 2 p + 1, two words each: row g, then row g + 8, columns ascending.
+  groups 2 p and 2 p + 1, two words each: row g, then row g + 8, columns ascending. Of 16 bits: group p, a0 to a3.
 * Scales: 16 bytes (q4: 8) for each g: words that hold the scale of row g in their low and of row g + 8 in their high
   half; NVFP4 holds those of two groups in one word (``ptx.sc_first``, ``ptx.sc_second``).
 
@@ -101,8 +101,14 @@ def _q4(group: int) -> str:
     return "\n" + "\n".join(lines)
 
 
+def _bf16(group: int) -> str:
+    """Halves as they are."""
+    return "\n".join(f"a{index} = C{group}[{index}]" for index in range(4))
+
+
 NVFP4 = StreamFormat("nvfp4", 1024, 128, 4, 128.0, False, _nvfp4)
 Q8 = StreamFormat("q8", 2048, 128, 3, 1.0, True, _q8)
 Q4 = StreamFormat("q4", 1024, 64, 4, 1.0, True, _q4)
 FP8 = StreamFormat("fp8", 2048, 0, 3, 256.0, False, _fp8)
-FORMATS = {stream.name: stream for stream in (NVFP4, Q8, Q4, FP8)}
+BF16 = StreamFormat("bf16", 4096, 0, 2, 1.0, True, _bf16)
+FORMATS = {stream.name: stream for stream in (NVFP4, Q8, Q4, FP8, BF16)}

@@ -30,8 +30,14 @@ PARAMETERS = "weights x x_scales out row_factors partials counters rows stride s
 
 
 def make(format_name: str, columns: int, warps: int, fused: bool) -> Any:
-    waits = {"WAIT": P.cp_wait(FORMATS[format_name].depth - 2), "ALL_COPIED": P.cp_wait(0)}
-    return P.function_of(source(format_name, columns, warps, fused), "kernel", P=P, **waits)
+    text = source(format_name, columns, warps, fused)
+    named = {name: P.cp_wait(groups) for name, groups in waits(format_name).items()}
+    return P.function_of(text, "kernel", P=P, **named)
+
+
+def waits(format_name: str) -> dict[str, int]:
+    """Names in the source that wait until at most so many groups of copies are under way."""
+    return {"WAIT": FORMATS[format_name].depth - 2, "ALL_COPIED": 0}
 
 
 @dataclass(frozen=True)
@@ -199,8 +205,6 @@ def _convert_activations(w: Source, v: _Variant) -> None:
 def _multiply_step(w: Source, v: _Variant) -> None:
     weights, step_bytes = v.weights, v.weights.step_bytes
     w("WAIT(); P.syncwarp(); read = i32(ring + slot)")
-    for piece in range(weights.pieces):
-        w(f"C{piece} = P.lds4(u32(read + {512 * piece}))")
     if weights.scale_words:
         at_scales = f"u32(read + {weights.code_bytes} + g * {4 * weights.scale_words} - lane * 16)"
         w(f"S = P.lds{weights.scale_words}({at_scales})")
@@ -218,6 +222,9 @@ def _multiply_step(w: Source, v: _Variant) -> None:
             slot = i32(0)
     """)
     for group in range(GROUPS):
+        if group * weights.pieces % GROUPS == 0:
+            piece = group * weights.pieces // GROUPS
+            w(f"C{piece} = P.lds4(u32(read + {512 * piece}))")
         if group % 2 == 0:
             for t in v.tiles_n:
                 w(f"b{t} = P.lds4(u32(x{t} + {group // 2 * 64 * v.columns}))")

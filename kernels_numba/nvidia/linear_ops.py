@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels_numba import reference
-from kernels_numba.matrices import Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.matrices import DenseMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.linear import (
+    Activations,
     StreamSegment,
     decoded_product,
     linear,
@@ -44,7 +45,7 @@ def check(device: torch.device) -> None:
             segment = stream_segment(_moved(matrix, device), weights, slices, device_of(device).multiprocessors)
             for rows in GEMV_COLUMNS:
                 x = _activations(generator, rows)
-                found = _product(stream_product, x, segment, device)
+                found = _product(_streamed, x, segment, device)
                 _assert_rows_close(gemv_name(weights.name, rows, warps), found, x, values)
         x = _activations(generator, 33)
         found = _product(decoded_product, x, segment, device)
@@ -61,6 +62,10 @@ def _assert_rows_close(kernel: str, found: Tensor, x: Tensor, values: Tensor) ->
     """Each row brought to the same size, so that all count."""
     size = x.double().norm(dim=1, keepdim=True)
     assert_close(kernel, found.double().cpu() / size, reference.linear(x.double(), values) / size, TOLERANCE)
+
+
+def _streamed(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
+    stream_product(Activations(x), segment, out)
 
 
 def _product(
@@ -82,6 +87,7 @@ def _matrices(generator: torch.Generator) -> list[Matrix]:
         Nvfp4Matrix(words(0, 256, ROWS, COLUMNS // 2), words(0, 127, ROWS, COLUMNS // 16), multiplier),
         Fp8RowMatrix(words(0, 127, ROWS, COLUMNS) | words(0, 2, ROWS, COLUMNS) << 7, multiplier),
         GroupedMatrix(8, COLUMNS, words(0, 256, ROWS, COLUMNS), None, scales),
+        DenseMatrix(torch.randn(ROWS, COLUMNS, generator=generator).bfloat16()),
         GroupedMatrix(4, COLUMNS, words(0, 256, ROWS, COLUMNS // 2), None, scales[:, : COLUMNS // 64].contiguous()),
     ]
 

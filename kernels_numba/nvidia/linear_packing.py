@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels_numba.matrices import Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
-from kernels_numba.nvidia.linear_formats import FP8, NVFP4, Q4, Q8, STEP_COLUMNS, TILE_ROWS, StreamFormat
+from kernels_numba.matrices import DenseMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.nvidia.linear_formats import BF16, FP8, NVFP4, Q4, Q8, STEP_COLUMNS, TILE_ROWS, StreamFormat
 
 BLOCK_WEIGHTS = 1 << 24
 """Weights that are packed at a time: it takes some 16 bytes each."""
@@ -30,6 +30,8 @@ def stream_format(matrix: Matrix) -> StreamFormat | None:
             return Q8
         case GroupedMatrix(bits=4):
             return Q4
+        case DenseMatrix() if matrix.values.dtype == torch.bfloat16:
+            return BF16
         case _:
             return None
 
@@ -113,11 +115,23 @@ def _pack_q4(matrix: Matrix, tiles: int, steps: int) -> _Steps:
     )
 
 
+def _pack_bf16(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    """Halves of rows whose largest value is in [2^14, 2^15), so what is not exact is 2^-29 of it."""
+    assert isinstance(matrix, DenseMatrix)
+    largest = matrix.values.float().abs().amax(1).clamp(min=2.0**-100)
+    shift = 15 - torch.frexp(largest).exponent.float()
+    halves = (matrix.values.float() * torch.exp2(shift)[:, None]).half()
+    places = halves.reshape(tiles, 2, 8, steps, 8, 4, 2, 2).permute(0, 3, 4, 2, 5, 6, 1, 7)
+    codes = _bytes(places, tiles, steps)
+    return _Steps(codes, codes[..., :0], torch.exp2(-shift))
+
+
 _PACKERS: dict[str, Callable[[Matrix, int, int], _Steps]] = {
     "nvfp4": _pack_nvfp4,
     "fp8": _pack_fp8,
     "q8": _pack_q8,
     "q4": _pack_q4,
+    "bf16": _pack_bf16,
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels_numba.matrices import GroupedMatrix, Matrix, Nvfp4Matrix, joined
 from kernels_numba.nvidia import linear_ops
-from kernels_numba.nvidia.linear import StreamSegment, linear, pack_linear, stream_product, stream_segment
+from kernels_numba.nvidia.linear import Activations, StreamSegment, linear, pack_linear, stream_product, stream_segment
 from kernels_numba.nvidia.linear_packing import stream_format
 from kernels_numba.selection import ops_for
 from tests.kernels_numba.weights import RandomMatrices, values
@@ -65,7 +65,7 @@ def test_slices_give_the_same_result_every_time(device: torch.device, slices: in
     results = []
     for _ in range(20):
         out = torch.full((rows, 5120), torch.nan, device=device, dtype=torch.bfloat16)
-        stream_product(x.to(device), segment, out)
+        stream_product(Activations(x.to(device)), segment, out)
         results.append(out)
     report(f"{slices} slices", results[0], x, values(matrix), sums=2e-6)
     assert all(torch.equal(out, results[0]) for out in results)

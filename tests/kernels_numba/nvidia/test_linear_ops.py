@@ -98,6 +98,18 @@ def test_mixed_formats_keep_their_order(device: EmulatedDevice) -> None:
     assert close(linear.linear(x, packed), x, weights, sums=2**-8)
 
 
+def test_a_few_plain_rows_go_with_the_others(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their activations are converted once for all."""
+    random, x = RandomMatrices(), torch.randn(6, 128).bfloat16()
+    matrices = random.nvfp4(16, 128), random.bfloat16(16, 128)
+    packed = pack_linear(*matrices)
+    assert close(linear.linear(x, packed), x, torch.cat([values(matrix) for matrix in matrices]))
+    assert device.launched == ["activations_m8", "gemv_nvfp4_m8_w8", "gemv_bf16_m8_w8"]
+    assert pack_linear(matrices[1]).segments == (matrices[1],)
+    monkeypatch.setattr(linear, "FEW_PLAIN_ROWS", 8)
+    assert pack_linear(*matrices).segments[1] is matrices[1]
+
+
 def test_many_rows_have_their_weights_decoded_in_parts(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products themselves are torch's, here of what was decoded."""
     multiplier = torch.tensor([0.3] * 20 + [0.7] * 60)
