@@ -2,7 +2,8 @@
 
 Every thread is a generator that stops at each instruction of a warp or a block; those are carried out when all threads
 concerned have come there. Global memory is host memory, of which only the given tensors may be touched; shared memory
-starts as NaN. What it cannot show: races between the barriers, and what the hardware's approximations cost.
+starts as NaN, and what one warp writes there no other may touch before the next barrier. What it cannot show: races in
+global memory and within a warp, and what the hardware's approximations cost.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class Memory:
         spans = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in self.tensors]
         self._spans = [(start, start + size) for start, size in spans]
         self._shared = np.full(self.shared_bytes, 0xFF, np.uint8)
+        self.warp = self.barriers = 0  # of the thread that runs
+        words = -(-self.shared_bytes // 4)
+        self._written_by, self._read_by = (
+            [-1] * words,
+            [-1] * words,
+        )  # barriers and warp; the last of the warps is several
 
     def place(self, space: str, address: int, size: int) -> int:
         """Host address of what a thread reads or writes, if it may."""
@@ -52,14 +59,35 @@ class Memory:
         assert any(lo <= address and address + size <= hi for lo, hi in self._spans), f"{size} bytes at {address:#x}"
         return address
 
+    def note(self, address: int, size: int, writes: bool) -> None:
+        """A warp's access to shared memory; AssertionError if no barrier keeps it apart from another warp's."""
+        if size < 4:  # neighbours in a word may belong to different warps
+            return
+        since = self.barriers * 64  # of what happened after the last barrier
+        now, several = since + self.warp, since + 63
+        written, read = self._written_by, self._read_by
+        for word in range(address // 4, (address + size) // 4):
+            race = since <= written[word] != now or (writes and since <= read[word] != now)
+            assert not race, (
+                f"warp {self.warp} {'writes' if writes else 'reads'} shared {4 * word}, another has just now"
+            )
+            if writes:
+                written[word] = now
+            else:
+                read[word] = several if since <= read[word] != now else now
+
     def read(self, space: str, dtype: Any, count: int, address: int) -> Any:
         size = count * np.dtype(dtype).itemsize
+        if space == "shared":
+            self.note(int(address), size, writes=False)
         values = np.frombuffer(ctypes.string_at(self.place(space, int(address), size), size), dtype)
         return _scalar(values[0]) if count == 1 else tuple(_scalar(value) for value in values)
 
     def write(self, space: str, dtype: Any, address: int, *values: Any) -> None:
         mask = (1 << 8 * np.dtype(dtype).itemsize) - 1
         data = np.array([v if dtype is _F else int(v) & mask for v in values], dtype).tobytes()
+        if space == "shared":
+            self.note(int(address), len(data), writes=True)
         ctypes.memmove(self.place(space, int(address), len(data)), data, len(data))
 
 
@@ -162,7 +190,7 @@ class _Vocabulary:
     ) -> None:
         self._memory = memory
         self._late = late
-        self._copies: list[list[tuple[int, int]]] = [[]]
+        self._copies: list[list[tuple[int, int, int]]] = [[]]
         self.lane_id = lambda: thread % WARP
         self.tid_x, self.ntid_x = (lambda: thread), (lambda: threads)
         self.cta_x, self.cta_y, self.cta_z = (partial(int, index) for index in block)
@@ -178,19 +206,21 @@ class _Vocabulary:
         return _PURE[name]
 
     def cp_async16(self, to: int, source: int) -> None:
-        copy = self._memory.place("shared", to, 16), self._memory.place("global", int(source), 16)
+        places = self._memory.place("shared", to, 16), self._memory.place("global", int(source), 16)
+        self._memory.note(to, 16, writes=True)
         if self._late:
-            self._copies[-1].append(copy)
+            self._copies[-1].append((to, *places))
         else:
-            ctypes.memmove(*copy, 16)
+            ctypes.memmove(*places, 16)
 
     def cp_commit(self) -> None:
         self._copies.append([])
 
     def cp_wait(self, groups: int) -> None:
         while len(self._copies) > groups + 1:
-            for copy in self._copies.pop(0):
-                ctypes.memmove(*copy, 16)
+            for to, place, source in self._copies.pop(0):
+                self._memory.note(to, 16, writes=True)
+                ctypes.memmove(place, source, 16)
 
     def atom_inc(self, address: int, limit: int) -> int:
         old: int = self._memory.read("global", _U, 1, address)
@@ -293,9 +323,13 @@ def launch(
 
 
 def _run(threads: list[_Thread], memory: Memory) -> None:
-    requests: list[tuple[str, tuple[Any, ...]] | None] = [next(thread, None) for thread in threads]
+    requests: list[tuple[str, tuple[Any, ...]] | None] = []
+    for index, thread in enumerate(threads):
+        memory.warp = index // WARP
+        requests.append(next(thread, None))
 
     def resume(index: int, value: Any) -> None:
+        memory.warp = index // WARP
         try:
             requests[index] = threads[index].send(value)
         except StopIteration:
@@ -310,6 +344,7 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
             if asked or name is None or name == _OF_A_BLOCK:
                 continue
             arguments = [request[1] for request in warp if request]
+            memory.warp = first // WARP
             if name.startswith("mma"):
                 results = _multiply(arguments, _halves if name == "mma_f16" else _bfloat16_pair)
             elif name in _MATRICES:
@@ -320,6 +355,7 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
                 resume(first + lane, value)
             moved = True
         if all(request and request[0] == _OF_A_BLOCK for request in requests):
+            memory.barriers += 1
             for index in range(len(threads)):
                 resume(index, None)
             moved = True
