@@ -17,10 +17,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from ninferd.memory.budget import HEADROOM_BYTES
+
 logger = logging.getLogger(__name__)
 
-GRAPH_BYTES: Final = 512 << 20
-"""Bound of what all graphs hold: half of the memory that the capacity plan leaves free beside the caches."""
+GRAPH_BYTES: Final = HEADROOM_BYTES // 2
+"""Once graphs hold more, no further one is captured. The capacity plan leaves this much free beside the caches."""
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

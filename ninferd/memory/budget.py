@@ -9,7 +9,7 @@ from typing import Final, Literal
 from ninferd.memory.errors import CapacityError
 from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry, pages_for
 
-HEADROOM_BYTES: Final = 1 << 30  # left free beside the caches: workspaces, fragmentation, other users
+HEADROOM_BYTES: Final = 1 << 30  # left free beside the caches: CUDA graphs (half of it), workspaces, fragmentation
 _MIB: Final = 1 << 20
 
 

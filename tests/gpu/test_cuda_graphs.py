@@ -270,3 +270,20 @@ def test_an_engine_answers_the_same_with_graphs(device: torch.device) -> None:
     assert found[1] == found[0]
     assert {"1 lane", "2 lanes with draws", "3 lanes with draws", "4 lanes"} <= set(engine.stats().graphs)
     assert engine.stats().graph_bytes > 0
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("wanted", [True, False], ids="cuda_graph={}".format)
+def test_the_configuration_decides(device: torch.device, wanted: bool) -> None:
+    pytest.importorskip("msgspec", reason="the engine's messages need msgspec")
+    pytest.importorskip("pydantic_settings", reason="the configuration needs pydantic-settings")
+    from ninferd.config.schema import Settings
+    from ninferd.engine.build import build_engine
+
+    if ops_for(torch.device("cuda", 0), torch.bfloat16).attention_decode is TORCH_OPS.attention_decode:
+        pytest.skip("torch serves attention, which waits for the device")
+    engine = {"device": 0, "dtype": "bfloat16", "max_context": 256, "cuda_graph": wanted}
+    settings = Settings.model_validate({"model": {"artifact": "embedded:ninfer-tiny"}, "engine": engine})
+    stats = build_engine(settings, lambda progress: None).stats()
+    assert stats.graphs == (("1 lane",) if wanted else ()), "the probe's second round is captured"
+    assert (stats.graph_bytes > 0) == wanted
