@@ -1,7 +1,7 @@
 """Rows of bfloat16 as halves: each row times the power of two that puts its largest magnitude into [2^14, 2^15).
 
-Nothing overflows, and what underflows is 2^-29 of the largest. A row with an infinity or a NaN keeps its scale. Source
-text, shared by the kernels that convert activations.
+Nothing overflows, and what underflows is 2^-29 of the largest; all that is finite is 2^-29 of an infinity. Source text,
+shared by the kernels that convert activations.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ def set_scales(source: Source) -> None:
     source(f"""
         exponent = i32(P.u_shr(top, u32(23)))
         field = i32(P.i_min(u32({_TOP_EXPONENT + 127} - exponent), u32({_LARGEST_EXPONENT})))
-        if exponent == 255:
-            field = i32(127)
         up = P.bits_f(P.u_shl(u32(field), u32(23)))
         down = P.bits_f(P.u_shl(u32(254 - field), u32(23)))
     """)

@@ -148,7 +148,7 @@ def test_rows_with_infinities_do_not_disturb_others(columns: int) -> None:
     matrix, x = RandomMatrices().nvfp4(16, 256), random_activations(4, 256)
     x[1, 7], x[2] = torch.inf, 0
     out = product(x, matrix, columns=columns)
-    assert not out[1].isfinite().any()
+    torch.testing.assert_close(out[1].double(), x[1].double() @ values(matrix).T, equal_nan=True)
     assert (out[2] == 0).all()
     assert_close(out[[0, 3]], x[[0, 3]], matrix)
 
