@@ -180,7 +180,10 @@ def _refuse_unusual(table: JsonTable, rules: tuple[tuple[str, tuple[object, ...]
 def _layer_types(text: JsonTable) -> list[Any]:
     count = text.integer("num_hidden_layers", MAX_LAYERS)
     if "layer_types" in text:
-        return text.items("layer_types")
+        types = text.items("layer_types")
+        if len(types) != count:
+            raise text.error("layer_types", f"has {len(types)} entries, but num_hidden_layers is {count}")
+        return types
     interval = text.integer("full_attention_interval", MAX_LAYERS) if "full_attention_interval" in text else 4
     return ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
 

@@ -194,6 +194,7 @@ def test_without_mtp(value: int | None) -> None:
         ("text_config", "mtp_num_hidden_layers", 2, "mtp_num_hidden_layers must be an integer from 0 to 1, not 2"),
         ("text_config", "mtp_use_dedicated_embeddings", True, "mtp_use_dedicated_embeddings must be False"),
         ("text_config", "hidden_size", "5120", "text_config: hidden_size must be an integer from 1 to 16777216"),
+        ("text_config", "num_hidden_layers", 63, "layer_types has 64 entries, but num_hidden_layers is 63"),
         ("text_config", "vocab_size", None, "text_config: vocab_size is missing"),
         ("text_config", "rope_theta", 10000, "text_config: rope_theta is given twice, as 10000.0 and 10000000.0"),
         ("text_config", "rope_parameters", {"rope_type": "default"}, "rope_parameters must have mrope_section"),
