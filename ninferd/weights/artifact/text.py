@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 MAX_SHOWN_CHARACTERS = 80
+MAX_SHOWN_ITEMS = 8
 
 
 def shown(value: Any) -> str:
@@ -12,13 +13,18 @@ def shown(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object of {len(value)} members"
     if isinstance(value, list):
+        if 0 < len(value) <= MAX_SHOWN_ITEMS and not any(isinstance(item, (dict, list)) for item in value):
+            text = f"[{', '.join(map(shown, value))}]"
+            if len(text) <= MAX_SHOWN_CHARACTERS:
+                return text
         return f"an array of {len(value)} items"
     if isinstance(value, str):
         cut = value[:MAX_SHOWN_CHARACTERS]
         return repr(cut) + (f"... ({len(value)} characters)" if len(value) > len(cut) else "")
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def plain(identifier: str) -> str:

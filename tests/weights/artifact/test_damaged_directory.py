@@ -107,7 +107,7 @@ CASES: list[tuple[str, list[Damage], str]] = [
     (
         "kind no string",
         [put(["tensor"], *TENSOR, "kind")],
-        "object t/bf16: kind must be 'tensor' or 'resource', found an array of 1 items",
+        "object t/bf16: kind must be 'tensor' or 'resource', found ['tensor']",
     ),
     ("object no object", [put(7, *TENSOR)], "objects[1] must be a JSON object, found 7"),
     ("no id", [drop(*TENSOR, "id")], "objects[1]: member 'id' is missing"),
@@ -244,7 +244,7 @@ CASES: list[tuple[str, list[Damage], str]] = [
     (
         "range of one number",
         [put([5], "bindings", "b", "parts", 0, "range")],
-        "binding b: parts[0]: range must be [begin, end], found an array of 1 items",
+        "binding b: parts[0]: range must be [begin, end], found [5]",
     ),
     (
         "range negative",
