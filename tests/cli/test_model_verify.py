@@ -138,11 +138,12 @@ def test_many_errors_are_cut(tmp_path: Path, capsys: Capture) -> None:
     path.write_bytes(old_file(2))
     status, out, err = verify(capsys, path, "--quick")
     assert status == 2
-    assert out.startswith(f"{path}: 963 errors, 1 warning; ")
+    assert out.startswith(f"{path}: 963 errors, 2 warnings; ")
     assert err[0] == f"error: {path}: parameter text/token_embedding [248320, 5120] is missing"
     assert err[20] == "error: and 943 more"
     assert err[21].startswith(f"warning: {path}: resource tokenizer.json: is missing")
-    assert len(err) == 22
+    assert err[22].startswith(f"warning: {path}: resource chat_template.jinja: is missing")
+    assert len(err) == 23
 
 
 def test_container_that_is_broken(tmp_path: Path, capsys: Capture) -> None:

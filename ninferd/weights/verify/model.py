@@ -14,12 +14,21 @@ from ninferd.weights.parameters.geometry import ModelGeometry
 from ninferd.weights.parameters.huggingface_config import component_configs
 from ninferd.weights.parameters.legacy import LegacyView, legacy_view
 from ninferd.weights.parameters.registry import Parameter, parameters
-from ninferd.weights.resources import GENERATION_CONFIG, TOKENIZER, json_resource, place
+from ninferd.weights.resources import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    json_resource,
+    place,
+    text_resource,
+)
 from ninferd.weights.source import ModelSource
 from ninferd.weights.token_domain import TokenDomain, read_token_domain
 from ninferd.weights.verify.findings import Findings
 
 _OPTIONAL = ("vision", "mtp")
+_NOT_SERVED = "the model can be loaded but not be talked to"
 _PREPROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
 
 
@@ -68,27 +77,52 @@ def _resolve(source: ModelSource, parameter: Parameter, geometry: ModelGeometry)
 
 
 def check_frontend(source: ModelSource, geometry: ModelGeometry, findings: Findings) -> None:
-    """Token ids of tokenizer, generation defaults and draft head, and sizes of the picture preprocessors."""
+    """Tokenizer, template, ids of generation defaults and draft head, and sizes of the picture preprocessors.
+
+    What a daemon would refuse for, but another program may bring itself, is a warning.
+    """
     with findings.collected():
         if source.resource(TOKENIZER) is None:
-            findings.warn(f"{place(source, TOKENIZER)}: is missing; the model can be loaded but not be talked to")
+            findings.warn(f"{place(source, TOKENIZER)}: is missing; {_NOT_SERVED}")
         else:
             domain = read_token_domain(source)
-            _check_stop_ids(source, domain)
+            _check_stop_ids(source, domain, findings)
             _check_proposal(source, geometry, domain)
+    with findings.collected():
+        _check_template(source, findings)
     if geometry.vision is not None:
         for name in _PREPROCESSORS:
             with findings.collected():
                 _check_preprocessor(source, name, geometry)
 
 
-def _check_stop_ids(source: ModelSource, domain: TokenDomain) -> None:
-    found = (json_resource(source, GENERATION_CONFIG) or {}).get("eos_token_id")
-    for token_id in found if isinstance(found, list) else [] if found is None else [found]:
-        if type(token_id) is not int or not 0 <= token_id < domain.count:
-            raise InputError(
-                f"{place(source, GENERATION_CONFIG)}: eos_token_id {token_id!r} is none of the {domain.count} token ids"
-            )
+def _check_template(source: ModelSource, findings: Findings) -> None:
+    """There must be one, in UTF-8; whether it can be compiled is seen where it is used."""
+    if text_resource(source, CHAT_TEMPLATE) is not None:
+        return
+    if not isinstance((json_resource(source, TOKENIZER_CONFIG) or {}).get("chat_template"), str):
+        findings.warn(f"{place(source, CHAT_TEMPLATE)}: is missing; {_NOT_SERVED} without template.file")
+
+
+def _check_stop_ids(source: ModelSource, domain: TokenDomain, findings: Findings) -> None:
+    """Those of the generation defaults, else of the configuration, as the daemon takes them."""
+    text = source.config.get("text_config")
+    places = (
+        (place(source, GENERATION_CONFIG), json_resource(source, GENERATION_CONFIG) or {}),
+        (place(source, "config.json"), source.config),
+        (place(source, "config.json"), text if isinstance(text, dict) else {}),
+    )
+    for where, table in places:
+        found = table.get("eos_token_id")
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < domain.count:
+                raise InputError(f"{where}: eos_token_id {token_id!r} is none of the {domain.count} token ids")
+        if ids:
+            return
+    findings.warn(
+        f"{places[0][0]}: neither it nor the configuration names an eos_token_id, with which answers end; {_NOT_SERVED}"
+    )
 
 
 def _check_proposal(source: ModelSource, geometry: ModelGeometry, domain: TokenDomain) -> None:

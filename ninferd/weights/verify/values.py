@@ -31,7 +31,7 @@ _T2_LOW_BITS = np.uint8(0x55)
 
 
 def scanned_planes(matrix: StoredMatrix) -> dict[str, tuple[IsWrong, str]]:
-    """The planes of which not every bit pattern is a value, each with its test and what a wrong value is called."""
+    """The planes of which not every bit pattern is written, each with its test and what a wrong value is called."""
     tests: dict[str, tuple[IsWrong, str]] = {}
     if "values" in matrix.planes:
         if matrix.format == registry.BF16:
@@ -51,6 +51,8 @@ def scanned_planes(matrix: StoredMatrix) -> dict[str, tuple[IsWrong, str]]:
         tests["scales"] = _not_finite, "not finite"
         if matrix.format == registry.T2:
             tests["codes"] = _t2_illegal, "no code of -1, 0 and 1 (the bits 10)"
+        elif matrix.format == registry.Q8:
+            tests["codes"] = _q8_unused, "-128, which no encoder writes"
     return {name: test for name, test in tests.items() if name in matrix.planes}
 
 
@@ -72,7 +74,7 @@ def scan(matrix: StoredMatrix, findings: Findings, on_bytes: OnBytes) -> None:
 def _scan_plane(
     matrix: StoredMatrix, name: str, is_wrong: IsWrong, what: str, findings: Findings, on_bytes: OnBytes
 ) -> None:
-    """One error for all wrong values of a plane, which names the first."""
+    """One error for all wrong values of a plane, which names the first; a warning if they can be decoded anyway."""
     plane = matrix.planes[name]
     item_bytes = np.dtype(plane.dtype).itemsize
     count, first, word = 0, -1, ""
@@ -91,7 +93,8 @@ def _scan_plane(
         place = ", ".join(map(str, _place(matrix, name, first)))
         total = plane.size_bytes // item_bytes
         (span,) = plane.part(first * item_bytes, first * item_bytes + 1)
-        findings.error(
+        report = findings.warn if is_wrong is _q8_unused else findings.error
+        report(
             f"{span.path}: {_label(matrix)}: {name}: {count} of {total} are {what}; "
             f"the first is {word} at [{place}], byte {span.offset} of the file"
         )
@@ -188,6 +191,11 @@ def _e4m3_nan(words: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _no_scale_word(words: NDArray[Any]) -> NDArray[np.bool_]:
     wrong: NDArray[np.bool_] = words > _LARGEST_SCALE_WORD
+    return wrong
+
+
+def _q8_unused(words: NDArray[Any]) -> NDArray[np.bool_]:
+    wrong: NDArray[np.bool_] = words == 0x80
     return wrong
 
 

@@ -50,6 +50,7 @@ RESOURCES = {
         "decoder": {"type": "ByteLevel"},
     },
     "generation_config.json": {"eos_token_id": [7]},
+    "tokenizer_config.json": {"chat_template": "{{ messages }}"},
 }
 
 

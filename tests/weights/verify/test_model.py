@@ -30,11 +30,14 @@ class Source:
     files: Mapping[str, Any] = field(default_factory=dict)
     ids: tuple[int, ...] = ()
     path: Path = Path("model.ninfer")
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=lambda: {"eos_token_id": 7})
 
     def resource(self, name: str) -> bytes | None:
         if name in self.files:
-            return json.dumps(self.files[name]).encode()
+            content = self.files[name]
+            return content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
+        if name == "chat_template.jinja":
+            return b"{{ messages }}"
         return (artifact_path("embedded:ninfer-tiny-bf16") / name).read_bytes() if name == "tokenizer.json" else None
 
     def require_array(self, parameter: str, shape: tuple[int, ...]) -> None:
@@ -84,6 +87,50 @@ def test_wrong_ids_of_the_draft_head(ids: tuple[int, ...], found: str) -> None:
 @pytest.mark.parametrize("eos", [None, 4, [4, 5]], ids=["none", "one", "two"])
 def test_stop_ids(eos: object) -> None:
     assert errors(Source({"generation_config.json": {"eos_token_id": eos}})) == []
+
+
+def found(source: Source) -> tuple[list[str], list[str]]:
+    findings = Findings()
+    check_frontend(source, GEOMETRY, findings)
+    return findings.errors, findings.warnings
+
+
+@pytest.mark.parametrize("config", [{"eos_token_id": [4, 5]}, {"text_config": {"eos_token_id": 4}}])
+@pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": None}, {"eos_token_id": []}], ids=repr)
+def test_stop_ids_of_the_configuration(config: dict[str, Any], generation: Any) -> None:
+    assert found(Source({"generation_config.json": generation}, config=config)) == ([], [])
+
+
+@pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": None}, {"eos_token_id": []}], ids=repr)
+def test_a_model_without_a_stop_id_cannot_be_served(generation: Any) -> None:
+    warning = (
+        "model.ninfer: resource generation_config.json: neither it nor the configuration names an eos_token_id, with "
+        "which answers end; the model can be loaded but not be talked to"
+    )
+    source = Source({"generation_config.json": generation}, config={"text_config": {}})
+    assert found(source) == ([], [warning])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config.json": {"chat_template": "x"}}, []),
+        ({}, ["is missing; the model can be loaded but not be talked to without template.file"]),
+        (
+            {"tokenizer_config.json": {"chat_template": None}},
+            ["is missing; the model can be loaded but not be talked to without template.file"],
+        ),
+    ],
+    ids=["in tokenizer_config", "nowhere", "null"],
+)
+def test_a_model_without_a_template(files: dict[str, Any], expected: list[str]) -> None:
+    warnings = [f"model.ninfer: resource chat_template.jinja: {line}" for line in expected]
+    assert found(Source({"chat_template.jinja": None} | files)) == ([], warnings)
+
+
+def test_a_template_that_is_not_utf8() -> None:
+    line = "model.ninfer: resource chat_template.jinja: is not UTF-8: invalid start byte at byte 2"
+    assert found(Source({"chat_template.jinja": b"{{\xff"})) == ([line], [])
 
 
 @pytest.mark.parametrize("eos", [TOKENS, -1, "4", True, 4.0], ids=repr)

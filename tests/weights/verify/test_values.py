@@ -50,6 +50,19 @@ FP8_SCALES_AT = FP8_AT + 512
 FP32_AT = 4096 + 26_112
 
 
+def test_a_q8_code_that_no_encoder_writes_is_a_warning(tmp_path: Path) -> None:
+    path = golden_with(tmp_path, (Q8_AT + 128 + 3, b"\x80"), (Q8_AT + 128 + 5, b"\x81"))
+    findings = scanned(path, "t/q8_g32_fp16")
+    matrix = Artifact.open(path).matrix("t/q8_g32_fp16")
+    groups = matrix.planes["codes"].shape[1]
+    place = divmod(128 + 3, groups)
+    assert findings.errors == []
+    assert findings.warnings == [
+        f"{path}: object t/q8_g32_fp16: codes: 1 of {matrix.rows * groups} are -128, which no encoder writes; the "
+        f"first is 0x80 at [{place[0]}, {place[1]}], byte {Q8_AT + 131} of the file"
+    ]
+
+
 @pytest.mark.parametrize("chunk_bytes", [16 << 20, 64], ids=["whole planes", "chunks of 64 bytes"])
 @pytest.mark.parametrize(
     ("object_id", "patches", "error"),
