@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from ninferd import __version__
-from ninferd.cli.escape import escaped
 from ninferd.config.origin import ConfigError
-from ninferd.errors import InputError, NinferError
+from ninferd.errors import InputError, NinferError, one_line
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = args.handler(args)
     except ConfigError as error:
-        print(*map(escaped, error.lines), sep="\n", file=sys.stderr)
+        print(*map(one_line, error.lines), sep="\n", file=sys.stderr)
         return error.exit_status
     except InputError as error:
-        print(escaped(f"ninferd: {error}"), file=sys.stderr)
+        print(one_line(f"ninferd: {error}"), file=sys.stderr)
         return error.exit_status
     except NinferError as error:
         print(f"ninferd: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ninferd.cli.escape import escaped
+from ninferd.errors import one_line
 
 if TYPE_CHECKING:
     from ninferd.weights.verify.inspection import Inspection, TensorRow
@@ -44,7 +44,7 @@ def run_inspect(args: argparse.Namespace) -> int:
         return 0
     print(*lines(inspection, every_tensor=args.tensors), sep="\n")
     for problem in inspection.problems:
-        print(escaped(f"problem: {problem}"), file=sys.stderr)
+        print(one_line(f"problem: {problem}"), file=sys.stderr)
     return 0
 
 
@@ -113,7 +113,7 @@ def lines(inspection: Inspection, *, every_tensor: bool) -> Iterator[str]:
         _every_tensor(inspection) if every_tensor else _kinds_of_tensors(inspection),
     )
     for section in sections:
-        yield from map(escaped, section)
+        yield from map(one_line, section)
 
 
 def _container(inspection: Inspection) -> Iterator[str]:

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ninferd.cli.escape import escaped
-from ninferd.errors import InputError
+from ninferd.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +46,12 @@ def run_verify(args: argparse.Namespace) -> int:
     hashed = _check_sha256(path, args, findings)
     for kind, lines in (("error", findings.errors), ("warning", findings.warnings)):
         for line in lines[:MAX_SHOWN]:
-            print(escaped(f"{kind}: {line}"), file=sys.stderr)
+            print(one_line(f"{kind}: {line}"), file=sys.stderr)
         if len(lines) > MAX_SHOWN:
             print(f"{kind}: and {len(lines) - MAX_SHOWN} more", file=sys.stderr)
     read = "structure only" if args.quick else "structure and values"
     verdict = ", ".join((_count(findings.errors, "error"), _count(findings.warnings, "warning")))
-    print(escaped(f"{path}: {verdict}; checked {read}; SHA-256 {hashed}"))
+    print(one_line(f"{path}: {verdict}; checked {read}; SHA-256 {hashed}"))
     return InputError.exit_status if findings.errors else 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ninferd.config.toml_lines import KeyPath
-from ninferd.errors import InputError
+from ninferd.errors import InputError, one_line
 
 LayerName = Literal["default", "base", "profile", "conf.d", "environment", "command line"]
 
@@ -53,7 +53,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.where, self.key, self.reason) if part)
+        return one_line(": ".join(part for part in (self.where, self.key, self.reason) if part))
 
 
 class ConfigError(InputError):

@@ -40,7 +40,7 @@ from ninferd.daemon.serving import Serving, first_serving, load_config
 from ninferd.daemon.stats_dump import read_stats
 from ninferd.daemon.supervisor import EngineGaveUpError, Supervisor
 from ninferd.engine.messages import LoadProgress
-from ninferd.errors import NinferError
+from ninferd.errors import NinferError, one_line
 from ninferd.weights.stored import forget_maps
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def run_daemon(sources: ConfigSources) -> int:
     try:
         serving, http = _prepare(sources)
     except NinferError as error:
-        lines = error.lines if isinstance(error, ConfigError) else str(error).splitlines()
+        lines = error.lines if isinstance(error, ConfigError) else (one_line(str(error)),)
         for line in lines:
             logger.critical("cannot start | %s", line)
         notifier.status(f"cannot start: {error}")

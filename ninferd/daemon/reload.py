@@ -12,12 +12,13 @@ from typing import Protocol
 from ninferd.chat.frontend import ChatFrontend
 from ninferd.config.describe import value_text
 from ninferd.config.layers import ConfigSources
+from ninferd.config.origin import ConfigError
 from ninferd.config.reload import Change, ConfigDiff, diff
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import load_api_keys
 from ninferd.daemon.serving import Serving, load_config, load_frontend
 from ninferd.engine.messages import EngineInfo
-from ninferd.errors import NinferError
+from ninferd.errors import NinferError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Reloader:
         try:
             self.current = await self._next()
         except NinferError as error:
-            self._refuse(str(error))
+            self._refuse(str(error) if isinstance(error, ConfigError) else one_line(str(error)))
         except Exception as error:  # whatever it is, the running configuration is sound
             logger.exception("unexpected error in a reload")
             self._refuse(f"{type(error).__name__}: {error}")

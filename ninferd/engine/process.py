@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from ninferd.config.schema import Settings
 from ninferd.engine import frames
 from ninferd.engine.messages import Command, Configure, EngineEvent, EngineFailed, EngineReady, LogLine, Shutdown
-from ninferd.errors import InputError, NinferError
+from ninferd.errors import InputError, NinferError, one_line
 
 EXIT_FAILED: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
@@ -94,7 +94,7 @@ def serve(channel: Channel, commands: queue.SimpleQueue[Command]) -> int:
         channel.send([EngineReady(engine.info)])
         EngineLoop(engine, commands, channel.send).run()
     except NinferError as error:
-        channel.send([EngineFailed(str(error))])
+        channel.send([EngineFailed(one_line(str(error)))])
         return error.exit_status if isinstance(error, InputError) else EXIT_FAILED
     except Exception as error:
         logging.getLogger(__name__).exception("engine child")

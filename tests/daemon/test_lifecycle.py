@@ -224,3 +224,16 @@ def test_model_that_the_engine_refuses_ends_the_daemon_for_good(tmp_path: Path) 
         daemon.wait_notify("STATUS=checking SHA-256: ")
         assert "SHA-256 is " in daemon.wait_notify("STATUS=engine failed")
         assert daemon.wait_exit() == 2
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["refused at once", "refused by the engine"])
+def test_a_bad_file_stays_in_its_line_whatever_its_name(tmp_path: Path, is_whole: bool) -> None:
+    model = endless_model(tmp_path / "a\nb.ninfer")
+    if not is_whole:
+        model.write_bytes(model.read_bytes()[:-1])
+    digest = "0" * 64 if is_whole else ""
+    text = f'[model]\nartifact = "{tmp_path}/a\\nb.ninfer"\n' + (f'sha256 = "{digest}"\n' if digest else "")
+    with DaemonProcess(tmp_path / "daemon", text) as daemon:
+        line = daemon.wait_log("engine failed | " if is_whole else "cannot start | ")
+        assert rf"{tmp_path}/a\nb.ninfer: {'SHA-256 is ' if is_whole else 'is '}" in line
+        assert daemon.wait_exit() == 2

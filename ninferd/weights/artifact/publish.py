@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
+import unicodedata
 from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
@@ -156,8 +157,7 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
 
 def require_replaceable(path: Path) -> None:
     """InputError if ``path`` is not the name of a file, or of something that a file must not take the place of."""
-    if path.name in ("", ".."):
-        raise InputError(f"{path}: is not the name of a file")
+    _require_file_name(path)
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -169,7 +169,16 @@ def require_replaceable(path: Path) -> None:
         raise InputError(f"{path}: exists already and is {kind}; it is not replaced")
 
 
+def _require_file_name(path: Path) -> None:
+    """A name with a newline cannot be listed: neither in a directory nor as ``sha256sum`` does it."""
+    if path.name in ("", ".."):
+        raise InputError(f"{path}: is not the name of a file")
+    if any(unicodedata.category(each) == "Cc" for each in path.name):
+        raise InputError(f"{path}: the name of an artifact must have no control characters")
+
+
 def _require_absent(path: Path) -> None:
+    _require_file_name(path)
     if os.path.lexists(path):
         raise InputError(f"{path}: exists already; it is not overwritten")
 

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 from ninferd.errors import InputError
+from ninferd.weights.artifact.directory import Component
+from ninferd.weights.artifact.plan import Contents, resource_object
 from ninferd.weights.artifact.reader import Artifact
+from ninferd.weights.artifact.writer import ArtifactWriter
 from ninferd.weights.artifact_source import ArtifactSource
 from ninferd.weights.convert.conversion import Output, convert
 from ninferd.weights.convert.request import Request, prepare
@@ -301,3 +304,15 @@ def test_killing_leaves_no_artifact_and_the_next_run_works(model: Path, tmp_path
     run(Request(model, "nvfp4"), path)
     assert names(tmp_path) == {"m.ninfer", "m.ninfer.sha256", "m.ninfer.conversion.json"}
     Artifact.open(path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize("name", ["a\nb.ninfer", "\x1b[31m", "b\x7f"])
+def test_a_name_that_breaks_lines(model: Path, tmp_path: Path, name: str, overwrite: bool) -> None:
+    refused = pytest.raises(InputError, match=r"the name of an artifact must have no control characters$")
+    with refused:
+        run(Request(model, "bf16"), tmp_path / name, overwrite=overwrite)
+    contents = Contents((resource_object("r", 1),), {"text": Component({})}, {})
+    with refused, ArtifactWriter(tmp_path / name, contents, overwrite=overwrite):
+        pass
+    assert list(tmp_path.iterdir()) == []
