@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
@@ -44,19 +45,22 @@ class CudaGraphs:
         """
         outer, mode = torch.cuda.current_stream(self._device), torch.cuda.get_sync_debug_mode()
         self._stream.wait_stream(outer)
-        with warnings.catch_warnings(record=True) as seen, torch.cuda.stream(self._stream):
+        places: list[str] = []
+
+        def note(message: Warning | str, *_: Any) -> None:
+            if _WAITS in str(message):
+                places.append(_place(traceback.extract_stack()))
+
+        with warnings.catch_warnings(), torch.cuda.stream(self._stream):
             warnings.simplefilter("always")
+            warnings.showwarning = cast(Any, note)  # undone with the filters
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 result = call()
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
         outer.wait_stream(self._stream)
-        waits = [warning for warning in seen if _WAITS in str(warning.message)]
-        if not waits:
-            return result, None
-        place = Path(waits[0].filename)
-        return result, f"{place.parent.name}/{place.name}:{waits[0].lineno} waits for the device"
+        return result, f"{places[0]} waits for the device" if places else None
 
     def capture(self, call: Callable[[], T]) -> Captured[T]:
         """Record on a stream of our own; other threads may use CUDA meanwhile."""
@@ -69,6 +73,7 @@ class CudaGraphs:
         except Exception as error:  # whatever an op raises: nothing has run, and the round runs eagerly instead
             with suppress(RuntimeError):  # torch's allocator may believe that the capture goes on, and free nothing
                 torch._C._cuda_endAllocateToPool(self._device_index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()  # that of pinned memory believes it too, and cannot be told
             raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -94,3 +99,13 @@ class CudaGraphs:
         self._held_bytes = 0
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
+
+
+def _place(stack: traceback.StackSummary) -> str:
+    """``DIRECTORY/FILE:LINE`` of the innermost call that is neither torch's nor this module's."""
+    own, library = Path(__file__), Path(torch.__file__).parent
+    for frame in reversed(stack):
+        path = Path(frame.filename)
+        if path != own and library not in path.parents and path.name != "warnings.py":
+            return f"{path.parent.name}/{path.name}:{frame.lineno}"
+    return "torch"
