@@ -1,4 +1,5 @@
-"""Values that no encoder writes, found while matrices are loaded: numbers that are not finite, scales below zero.
+"""Values that no encoder writes, found while matrices are loaded: numbers that are not finite, codes of NaN, scales
+below zero.
 
 The question is asked on the device, matrix by matrix, and the answers are read together, so that a load waits once.
 What exactly is wrong is looked up in the files, and only then.
@@ -21,7 +22,9 @@ from ninferd.weights.loading.transfer import TORCH_DTYPES
 from ninferd.weights.stored import Plane
 
 LARGEST_SCALE_WORD = 0x7E  # 448 in E4M3; the words above are NaN and the negative ones
-CHUNK_ELEMENTS = 1 << 22
+E4M3_MAGNITUDE = 0x7F  # without the sign; as a whole it is NaN
+CHUNK_ELEMENTS = 1 << 22  # on the host
+CHUNK_CODES = 1 << 24  # on the device, where a copy of them is made
 
 
 class ValueChecks:
@@ -53,6 +56,8 @@ class _Range:
 
     @property
     def needed(self) -> str:
+        if self.tensor == "codes":
+            return "a number"
         return "finite and not negative" if self.lowest == 0 else "finite"
 
 
@@ -66,6 +71,8 @@ def _ranges(layout: MatrixLayout) -> Iterator[_Range]:
         yield _Range("multiplier", 0, _finite(layout, "multiplier").highest)
     else:
         yield _finite(layout, "scales")
+    if layout.format in (FP8_ROW, FP8_BLOCK):
+        yield _Range("codes", 0, E4M3_MAGNITUDE - 1)
 
 
 def _finite(layout: MatrixLayout, tensor: str) -> _Range:
@@ -76,6 +83,9 @@ def _finite(layout: MatrixLayout, tensor: str) -> _Range:
 def _are_possible(layout: MatrixLayout, values: _Range, tensor: Tensor) -> Tensor:
     """A bool on the device; infinities are out of every range and NaN makes both ends NaN."""
     flat = tensor.flatten()
+    if values.tensor == "codes":
+        magnitudes = [(chunk & E4M3_MAGNITUDE).amax() for chunk in torch.split(flat, CHUNK_CODES)]
+        return torch.stack(magnitudes).amax() <= values.highest
     if layout.format == FP8_BLOCK:
         flat = _written(layout, flat)
     low, high = flat.aminmax()
@@ -97,16 +107,16 @@ def _refusal(key: str, layout: MatrixLayout, values: _Range) -> InputError:
     total, wrong, place, found = 0, 0, "", ""
     dtype = layout.tensors[values.tensor].dtype
     for copy, stored in _stored(layout, values.tensor):
-        loaded = stored.to(TORCH_DTYPES[dtype])
+        loaded = stored & E4M3_MAGNITUDE if values.tensor == "codes" else stored.to(TORCH_DTYPES[dtype])
         is_wrong = ~((loaded >= values.lowest) & (loaded <= values.highest))
         total += len(loaded)
         if is_wrong.any() and not wrong:
             at = int(is_wrong.nonzero()[0])
             place = f"{copy.spans[0].path}: byte {copy.part(at, at + 1).spans[0].offset}" if copy.spans else ""
-            found = f"0x{int(stored[at]):02x}" if layout.format == NVFP4 else f"{float(stored[at])}"
+            found = f"0x{int(stored[at]):02x}" if stored.dtype == torch.uint8 else f"{float(stored[at])}"
         wrong += int(is_wrong.sum())
     place = place or str(layout.copies[0].spans[0].path)
-    what, needed = "scales", values.needed
+    what, needed = "codes" if values.tensor == "codes" else "scales", values.needed
     if layout.format == DENSE:
         what, needed = "values", f"finite in {str(TORCH_DTYPES[dtype]).removeprefix('torch.')}"
     return InputError(

@@ -125,6 +125,25 @@ def test_plain_values_that_cannot_be(
     )
 
 
+@pytest.mark.parametrize("chunk", [1 << 24, 1000])
+@pytest.mark.parametrize("word", [0x7F, 0xFF])
+@pytest.mark.parametrize("kind", ["fp8-row", "fp8-block-bf16"])
+def test_fp8_codes_of_nan(kind: str, word: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ninferd.weights.loading.checks.CHUNK_CODES", chunk)
+    content: Encoded = MAKERS[kind](np.random.default_rng(4))
+    codes = content.planes["codes"].copy()
+    codes[:3] = 0x7E
+    codes[2, 4] = word
+    matrix = Store(tmp_path).matrix(replace(content, planes={**content.planes, "codes": codes}))
+    (span,) = matrix.planes["codes"].spans
+    with pytest.raises(InputError) as refused:
+        loaded(resolved(whole(matrix)))
+    assert str(refused.value) == (
+        f"{span.path}: byte {span.offset + 2 * COLUMNS + 4}: weights some: 1 of {codes.size} codes are wrong, the "
+        f"first is 0x{word:02x}; it must be a number"
+    )
+
+
 def test_the_largest_values_of_their_type(tmp_path: Path) -> None:
     content = bf16(np.random.default_rng(4), ROWS, COLUMNS)
     values = content.planes["values"].copy()
