@@ -9,7 +9,7 @@ from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, SMALL_ARCHS, SMALL
 
 SLICES = (1, 2, 4, 8)
 """1, or a multiple of 2: the last block adds them in pairs."""
-TYPICAL_COLUMNS = 4
+TYPICAL_COLUMNS = GEMV_COLUMNS[0]
 """Rows of activations that slices are chosen for."""
 READ_BYTES_PER_US = 4.2e6
 ACTIVATION_BYTES_PER_US = 5.5e6
@@ -43,20 +43,18 @@ class Limits:
 
 
 def slices_of(weights: StreamFormat, rows: int, columns: int, limits: Limits) -> int | None:
-    """Slices that should take the least time; None if no cut has room even for one row of activations."""
+    """Slices that should take the least time; None if no cut has room for the fewest rows of activations."""
     steps, tiles = columns // STEP_COLUMNS, rows // TILE_ROWS
     best: tuple[float, int] | None = None
     for slices in SLICES:
         slice_columns = columns // slices
-        if steps % slices or slices > limits.multiprocessors or not limits.fit(weights, 1, slice_columns):
+        if steps % slices or slices > limits.multiprocessors or not limits.fit(weights, TYPICAL_COLUMNS, slice_columns):
             continue
         blocks = min(limits.multiprocessors // slices, tiles)
         busiest_bytes = -(-tiles // blocks) * (steps // slices) * weights.step_bytes
         us = busiest_bytes * limits.multiprocessors / READ_BYTES_PER_US
         us += blocks * slices * 2 * TYPICAL_COLUMNS * slice_columns / ACTIVATION_BYTES_PER_US
         us += SLICED_US + EACH_SLICE_US * slices if slices > 1 else 0
-        if not limits.fit(weights, TYPICAL_COLUMNS, slice_columns):
-            us *= TYPICAL_COLUMNS  # runs row by row
         best = min(best or (us, slices), (us, slices))
     return best[1] if best else None
 

@@ -78,7 +78,7 @@ def close(out: Tensor, x: Tensor, weights: Tensor, sums: float = 2e-6) -> bool:
         (0, []),
         (2, ["gemv_nvfp4_m4_w8"]),
         (7, ["activations_m8", "gemv_nvfp4_m8_w8"]),
-        (17, ["activations_m16", "gemv_nvfp4_m16_w8", "gemv_nvfp4_m1_w8"]),
+        (17, ["activations_m16", "gemv_nvfp4_m16_w8", "gemv_nvfp4_m4_w8"]),
     ],
     ids=str,
 )
@@ -176,9 +176,9 @@ def test_the_declared_kernels_are_those_that_are_called() -> None:
 def test_the_self_test_finds_a_wrong_kernel(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_ops, "ROWS", 32)
     monkeypatch.setattr(linear_ops, "COLUMNS", 256)
-    monkeypatch.setattr(linear_ops, "GEMV_COLUMNS", (1,))
+    monkeypatch.setattr(linear_ops, "GEMV_COLUMNS", (4,))
     monkeypatch.setattr(linear, "MOST_RUNS", 32)  # torch has no product of bfloat16 with sums in float32 on a CPU
     linear_ops.check(torch.device("cpu"))
     monkeypatch.setattr(device, "kernel", lambda name: lambda *_, **__: None)
-    with pytest.raises(Exception, match="gemv_nvfp4_m1_w8 differs from its reference by nan"):
+    with pytest.raises(Exception, match="gemv_nvfp4_m4_w8 differs from its reference by nan"):
         linear_ops.check(torch.device("cpu"))
