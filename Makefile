@@ -40,6 +40,7 @@ bench: $(VENV)/.dev
 bench-gpu:
 	PYTHONPATH=. $(PYTHON) -m bench.cuda_linear
 	PYTHONPATH=. $(PYTHON) -m bench.cuda_attention
+	PYTHONPATH=. $(PYTHON) -m bench.cuda_gated_delta
 
 # Files made from the configuration schema; a test holds them to it.
 generated: $(VENV)/.run
