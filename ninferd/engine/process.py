@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = Channel(connection)
-    logging.basicConfig(level=logging.INFO, handlers=[ForwardingHandler(channel)])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[ForwardingHandler(channel)])
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
     reader = threading.Thread(
         target=read_commands, args=(connection, commands, lambda: os._exit(EXIT_FAILED)), name="reader", daemon=True
