@@ -167,7 +167,9 @@ def test_a_bad_first_frame_is_reported(child: Child, first: Command, reason: str
 def test_garbage_ends_the_child(child: Child) -> None:
     child.socket.sendall(b"\x05\x00\x00\x00hello")
     lines = [event for event in child.events() if isinstance(event, LogLine)]
-    assert lines[0].message.startswith("connection to the main process: undecodable frame"), "no level or name before it"
+    assert lines[0].message.startswith("connection to the main process: undecodable frame"), (
+        "no level or name before it"
+    )
     assert child.exit_status() == 0
 
 
