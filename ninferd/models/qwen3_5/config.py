@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernels_numba.shapes import AttentionShape, GatedDeltaShape
-from ninferd.models.qwen3_5.json_table import JsonTable
+from ninferd.weights.json_table import JsonTable
 from ninferd.weights.model_types import MOE_TYPES, type_problem
 
 LayerType = Literal["linear_attention", "full_attention"]
