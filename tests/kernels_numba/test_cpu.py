@@ -92,7 +92,7 @@ def _copy_kernel_path() -> str:
 
 @pytest.mark.parametrize(
     ("device", "dtype", "name"),
-    [("cpu", torch.float32, "cpu"), ("cpu", torch.bfloat16, "torch"), ("cuda", torch.bfloat16, "torch")],
+    [("cpu", torch.float32, "cpu"), ("cpu", torch.bfloat16, "torch"), ("cuda", torch.float32, "torch")],
 )
 def test_who_serves_what(device: str, dtype: torch.dtype, name: str) -> None:
     assert ops_for(torch.device(device), dtype).name == name
