@@ -78,6 +78,7 @@ def close(out: Tensor, x: Tensor, weights: Tensor, sums: float = 2e-6) -> bool:
         (0, []),
         (2, ["gemv_nvfp4_m4_w8"]),
         (7, ["activations_m8", "gemv_nvfp4_m8_w8"]),
+        (8, ["activations_m8", "gemv_nvfp4_m8_w8"]),
         (17, ["activations_m16", "gemv_nvfp4_m16_w8", "gemv_nvfp4_m4_w8"]),
     ],
     ids=str,
