@@ -22,6 +22,7 @@ from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
 from ninferd.weights.locate import artifact_path, default_name
 from ninferd.weights.opening import prepare_source
+from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import forget_maps
 from ninferd.weights.token_domain import token_count
 
@@ -36,6 +37,15 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     started_s = time.monotonic()
     identity = model_identity(artifact_path(settings.model.artifact))
     source = prepare_source(settings.model, lambda done, total: on_progress(LoadProgress("hash", done, total)))
+    engine = engine_of(source, settings, identity, on_progress)
+    engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
+    return engine
+
+
+def engine_of(
+    source: ModelSource, settings: Settings, identity: str, on_progress: Callable[[LoadProgress], None]
+) -> Engine:
+    """As ``build_engine``, of an opened model, which need not be the configured one."""
     device = resolve_device(settings.engine.device)
     dtype = resolve_dtype(settings.engine.dtype, source.config, device)
     model = load_text_model(
@@ -60,7 +70,6 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     forget_maps()
     on_progress(LoadProgress("probe", 0, 0))
     engine.probe()
-    engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
     return engine
 
 
