@@ -8,7 +8,7 @@ import numpy as np
 
 from ninferd.engine.scheduler import PrefillChunk
 from ninferd.engine.sequence import Sequence
-from ninferd.engine.step_inputs import StepInputs
+from ninferd.engine.step_inputs import Ints, StepInputs
 from ninferd.memory.kv_cache import KVCache
 from ninferd.models.batch import Batch
 
@@ -36,19 +36,29 @@ class BatchBuilder:
 
     def load_decode(self, sequences: Sequences[Sequence]) -> None:
         """Load the last sampled token of every sequence, for ``decode``."""
+        self.load_rows(sequences, np.array([[sequence.last_token] for sequence in sequences]))
+
+    def load_rows(self, sequences: Sequences[Sequence], tokens: Ints, accepted: Ints | None = None) -> None:
+        """Load ``tokens`` [S, T] that follow what each sequence has processed, for ``decode``.
+
+        With T > 1, ``accepted`` [S] is how many of the rows that a round of several left pending count.
+        """
         lanes = [sequence.held for sequence in sequences]
+        rows = tokens.shape[1]
         for lane, sequence in zip(lanes, sequences, strict=True):
-            lane.space.ensure_mapped(sequence.processed + 1)
-        positions = np.array([sequence.processed for sequence in sequences])
+            lane.space.ensure_mapped(sequence.processed + rows)
+        first = np.array([sequence.processed for sequence in sequences])
+        more = {} if accepted is None else {"accepted": accepted}
         self._inputs.load(
-            token_ids=np.array([sequence.last_token for sequence in sequences]),
-            positions=positions,
+            token_ids=tokens.reshape(-1),
+            positions=(first[:, None] + np.arange(rows)).reshape(-1),
             rows=np.array([lane.row for lane in lanes]),
             state_slots=np.array([lane.slot.index for lane in lanes]),
-            contexts=positions + 1,
-            logit_rows=np.arange(len(lanes)),
+            contexts=first + rows,
+            logit_rows=np.arange(tokens.size),
+            **more,
         )
 
-    def decode(self, sequences: int) -> Batch:
-        """The round of as many sequences that was loaded; reads nothing but device memory."""
-        return self._inputs.decode(sequences)
+    def decode(self, sequences: int, rows: int = 1) -> Batch:
+        """The round of as many sequences and rows of each that was loaded; reads nothing but device memory."""
+        return self._inputs.decode(sequences, rows)

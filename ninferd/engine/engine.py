@@ -39,7 +39,7 @@ from ninferd.engine.sequence import Lane, Sequence
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
-from ninferd.models.batch import Batch, Caches
+from ninferd.models.batch import MAX_ROWS, Batch, Caches
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Engine:
         self._state = state
         self._caches = Caches(kv=kv.tensor, conv=state.conv, recurrent=state.recurrent)
         self._scheduler = Scheduler(kv.pool, info.max_concurrency, prefill_chunk)
-        self._batches = BatchBuilder(kv, max(min(prefill_chunk, info.max_context), info.max_concurrency))
+        self._batches = BatchBuilder(kv, max(min(prefill_chunk, info.max_context), MAX_ROWS * info.max_concurrency))
         self._sampler = Sampler(info.max_concurrency, info.vocab_size, kv.tensor.device)
         self._rounds = DecodeRounds(self._decode_round, graphs)
         self._clock = clock
@@ -251,7 +251,7 @@ class Engine:
 
     def _decode_round(self, shape: RoundShape) -> Ranked:
         """The round that was loaded. A function of device memory alone: it may be captured, and then is not called."""
-        logits = self._model.forward(self._batches.decode(shape.lanes), self._caches)
+        logits = self._model.forward(self._batches.decode(shape.lanes, shape.rows), self._caches)
         return self._sampler.rank(logits, draws=shape.draws)
 
     def _sample(self, ranked: Ranked, sequences: tuple[Sequence, ...]) -> None:

@@ -33,9 +33,11 @@ class RoundShape(NamedTuple):
 
     lanes: int
     draws: bool  # tokens are drawn in it
+    rows: int = 1  # of each lane: its last token, and drafts that are verified
 
     def __str__(self) -> str:
-        return f"{self.lanes} lane{'s' if self.lanes > 1 else ''}{' with draws' if self.draws else ''}"
+        lanes = f"{self.lanes} lane{'s' if self.lanes > 1 else ''}"
+        return f"{lanes}{f' of {self.rows} rows' if self.rows > 1 else ''}{' with draws' if self.draws else ''}"
 
 
 class CaptureError(Exception):

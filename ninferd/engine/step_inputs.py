@@ -1,7 +1,7 @@
 """Where a step's inputs lie: in one buffer that the host fills and sends, at the same addresses at every step.
 
-A decode round of W sequences has its tensors where every round of W sequences has them, so a captured round is
-replayed by filling the buffer anew.
+A decode round of W sequences of T rows has its tensors where every such round has them, so a captured round is replayed
+by filling the buffer anew.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from ninferd.models.batch import Batch
 
 Ints = npt.NDArray[np.int64]
 
-_PER_TOKEN: Final = 5  # token id, slot, three positions
-_PER_SEQUENCE: Final = 4  # page table row, state slot, context length, logit row
+_PER_TOKEN: Final = 6  # token id, slot, three positions, logit row
+_PER_SEQUENCE: Final = 4  # page table row, state slot, context length, accepted rows
+_NONE: Final = np.zeros(0, np.int64)
 
 
 class StepInputs:
@@ -36,14 +37,21 @@ class StepInputs:
         self._buffer = SentBuffer(size, torch.int64, kv.tensor.device)
 
     def load(
-        self, token_ids: Ints, positions: Ints, rows: Ints, state_slots: Ints, contexts: Ints, logit_rows: Ints
+        self,
+        token_ids: Ints,
+        positions: Ints,
+        rows: Ints,
+        state_slots: Ints,
+        contexts: Ints,
+        logit_rows: Ints,
+        accepted: Ints = _NONE,
     ) -> None:
-        """Fill and send. ``rows`` are the sequences' page table rows; ``positions`` [N] those of the tokens.
+        """Fill and send. ``rows`` [S] are the sequences' page table rows; ``positions`` [N] those of the tokens.
 
-        Every position is one more token of its sequence's row: one row for all tokens, or a row for each.
+        Every sequence brings as many tokens, at positions of its row. ``accepted`` [S] is that of rounds of several.
         """
-        slots = self._kv.slot_mapping(rows, positions)
-        parts = (token_ids, slots, positions, positions, positions, rows, state_slots, contexts, logit_rows)
+        slots = self._kv.slot_mapping(rows[:, None], positions.reshape(len(rows), -1)).reshape(-1)
+        parts = (token_ids, slots, positions, positions, positions, rows, state_slots, contexts, logit_rows, accepted)
         used = sum(len(part) for part in parts)
         np.concatenate(parts, out=self._buffer.host(used))
         self._buffer.send(used)
@@ -52,20 +60,28 @@ class StepInputs:
         """What was loaded, as ``length`` tokens of one sequence; its last row is a logit row or there is none."""
         return self._batch((0, length), (context,), pages_for(context), logit_rows=int(want_logits))
 
-    def decode(self, sequences: int) -> Batch:
-        """What was loaded, as one token for each of ``sequences``; no value of it is known to the host.
+    def decode(self, sequences: int, rows: int = 1) -> Batch:
+        """What was loaded, as ``rows`` tokens for each of ``sequences``; no value of it is known to the host.
 
-        The page table has all columns, whatever the contexts: what a kernel derives from its shape holds for any.
+        Of several, ``accepted`` was loaded too. The page table has all columns, whatever the contexts: what a kernel
+        derives from its shape holds for any.
         """
-        return self._batch(tuple(range(sequences + 1)), None, self._kv.columns, logit_rows=sequences)
+        starts = tuple(range(0, sequences * rows + 1, rows))
+        accepted = sequences if rows > 1 else 0
+        return self._batch(starts, None, self._kv.columns, logit_rows=sequences * rows, accepted=accepted)
 
     def _batch(
-        self, query_starts: tuple[int, ...], contexts: tuple[int, ...] | None, columns: int, logit_rows: int
+        self,
+        query_starts: tuple[int, ...],
+        contexts: tuple[int, ...] | None,
+        columns: int,
+        logit_rows: int,
+        accepted: int = 0,
     ) -> Batch:
         tokens, sequences = query_starts[-1], len(query_starts) - 1
-        lengths = [tokens, tokens, 3 * tokens, sequences, sequences, sequences, logit_rows]
+        lengths = [tokens, tokens, 3 * tokens, sequences, sequences, sequences, logit_rows, accepted]
         loaded = self._buffer.device[: sum(lengths)]
-        ids, slot_mapping, positions, rows, states, context_lengths, wanted = torch.split(loaded, lengths)
+        ids, slots, positions, rows, states, context_lengths, wanted, kept = torch.split(loaded, lengths)
         return Batch(
             token_ids=ids,
             positions=positions.view(3, tokens),
@@ -73,7 +89,8 @@ class StepInputs:
             context_lengths=context_lengths,
             host_context_lengths=contexts,
             page_table=self._kv.page_table(rows, columns),
-            slot_mapping=slot_mapping,
+            slot_mapping=slots,
             state_slots=states,
             logit_rows=wanted,
+            accepted=kept if accepted else None,
         )

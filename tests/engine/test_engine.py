@@ -215,7 +215,7 @@ def test_failed_prefill_ends_that_request_only() -> None:
     rig.step()
 
     def fail_prefill(batch: Batch) -> None:
-        if not batch.is_decode:
+        if batch.rows_per_sequence is None:
             raise RuntimeError("kernel refused the shape")
 
     rig.model.before_step = fail_prefill

@@ -12,12 +12,14 @@ from ninferd.models.batch import Batch
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """All sequences that bring one token."""
+    """All sequences that decode; row t of sequence s is row ``s * rows_per_sequence + t`` of those selected."""
 
-    rows: torch.Tensor | None  # int64 [S], their rows in the flat axis; None if those are all rows
+    rows: torch.Tensor | None  # int64 [S], their rows in the flat axis, of one each; None if those are all rows
     state_slots: torch.Tensor  # int64 [S]
     page_table: torch.Tensor  # int32 [S, P]
-    context_lengths: torch.Tensor  # int64 [S]
+    context_lengths: torch.Tensor  # int64 [S], with all rows
+    rows_per_sequence: int = 1
+    accepted: torch.Tensor | None = None  # int64 [S], see Batch
 
     def select(self, x: torch.Tensor) -> torch.Tensor:
         """This group's rows of a flat tensor."""
@@ -60,9 +62,10 @@ class SequenceGroups:
 
     @classmethod
     def of(cls, batch: Batch) -> SequenceGroups:
-        """The groups of a batch; of one that only decodes without a look at the device or a copy to it."""
-        if batch.is_decode:
-            return cls(DecodeGroup(None, batch.state_slots, batch.page_table, batch.context_lengths), ())
+        """The groups of a batch; of a decode round without a look at the device or a copy to it."""
+        if (rows := batch.rows_per_sequence) is not None:
+            slots, pages, contexts = batch.state_slots, batch.page_table, batch.context_lengths
+            return cls(DecodeGroup(None, slots, pages, contexts, rows, batch.accepted), ())
         device, lengths, contexts = batch.token_ids.device, batch.query_lengths, batch.host_context_lengths
         assert contexts is not None
         single = [sequence for sequence, length in enumerate(lengths) if length == 1]
