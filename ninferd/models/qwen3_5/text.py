@@ -57,6 +57,16 @@ class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
     def device(self) -> torch.device:
         return self._weights.embedding.device
 
+    @property
+    def weights(self) -> TextWeights:
+        """As packed for ``ops``."""
+        return self._weights
+
+    @property
+    def ops(self) -> OpTable:
+        """What computes."""
+        return self._ops
+
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Caches) -> torch.Tensor:
         """Logits float32 ``[R, vocab]`` of the rows ``batch.logit_rows``; advances the caches by the whole batch."""
