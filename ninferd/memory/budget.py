@@ -90,7 +90,7 @@ def _explicit_pages(request: CapacityRequest, fewest: int) -> int | None:
 
 def free_host_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Host memory that can still be taken: the least of MemAvailable and what the control groups above us leave."""
-    return min([_mem_available(proc), *_cgroup_room(proc, cgroups)])
+    return min([_mem_available(proc), *cgroup_room(proc, cgroups)])
 
 
 def _mem_available(proc: Path) -> int:
@@ -102,7 +102,7 @@ def _mem_available(proc: Path) -> int:
     raise CapacityError(f"{path} has no MemAvailable line: the kernel does not say how much memory is free")
 
 
-def _cgroup_room(proc: Path, cgroups: Path) -> list[int]:
+def cgroup_room(proc: Path, cgroups: Path) -> list[int]:
     """Room in this process' control group (v2) and in every one above it that has a limit."""
     try:
         own = next(line for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
