@@ -22,6 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.nvidia import attention_ops
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.ops import AttentionPrefill
@@ -89,13 +92,18 @@ def seconds(calls: Sequence[Callable[[], object]]) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def random_kv(shape: AttentionShape, layers: int, pages: int) -> PagedKv:
+    kv = PagedKv.zeros(KvLayout(KV_CODECS["bf16"], layers, shape.kv_heads, shape.head_dim), pages, "cuda")
+    kv.plain.normal_()
+    return kv
+
+
 def compare(shape: AttentionShape, contexts: list[int], ceiling: float) -> None:
     """Print one line."""
     lanes, pages = len(contexts), [-(-context // PAGE_TOKENS) for context in contexts]
     size = sum(contexts) * shape.kv_heads * shape.head_dim * 4
     layers = max(1, min(16, -(-COLD_BYTES // size) + 1))
-    sizes = (sum(pages), layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
-    kv = torch.empty(sizes, dtype=torch.bfloat16, device="cuda").normal_()
+    kv = random_kv(shape, layers, sum(pages))
     table = torch.zeros(lanes, max(pages), dtype=torch.int32)
     for row, own in zip(table, torch.split(torch.randperm(sum(pages)), pages), strict=True):
         row[: len(own)] = own
@@ -157,8 +165,7 @@ def prefill(shape: AttentionShape, tokens: int, context: int, ceiling: float) ->
     """Print one line: several tokens of one sequence, beside the torch op, which gathers the pages."""
     pages, size = -(-context // PAGE_TOKENS), context * shape.kv_heads * shape.head_dim * 4
     layers = max(1, min(8, -(-COLD_BYTES // size) + 1))
-    sizes = (pages, layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
-    kv = torch.empty(sizes, dtype=torch.bfloat16, device="cuda").normal_()
+    kv = random_kv(shape, layers, pages)
     table = torch.randperm(pages).int().cuda()
     query = torch.randn(tokens, shape.heads, shape.head_dim, device="cuda").bfloat16()
     projected = torch.randn(tokens, shape.projected_width, device="cuda").bfloat16()
@@ -180,7 +187,7 @@ def prefill(shape: AttentionShape, tokens: int, context: int, ceiling: float) ->
 
 def appends(shape: AttentionShape) -> None:
     """Print microseconds of cache writes in a graph, and of both ops on the host."""
-    kv = torch.zeros(80, 2, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim, device="cuda").bfloat16()
+    kv = random_kv(shape, 2, 80)
     weight = torch.ones(shape.head_dim, device="cuda")
     norms = AttentionNorms(weight, weight, 1e-6)
     for rows in (1, 4, 8, 2048):

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import Matrix
 from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
 
@@ -57,16 +58,20 @@ class AppendKv(Protocol):
         norms: AttentionNorms,
         cos: Tensor,
         sin: Tensor,
-        kv: Tensor,
+        kv: PagedKv,
         layer: int,
         slot_mapping: Tensor,
         shape: AttentionShape,
         /,
     ) -> Tensor:
-        """Normed and rotated queries ``[N, H, D]``; appends normed, rotated keys and raw values to the cache.
+        """Queries ``[N, H, D]`` as attention wants them; appends keys and values to layer ``layer`` of the cache.
+
+        Queries and keys are normed and rotated by position; where ``kv.layout.codec.rotates_keys``, both are then
+        turned by the Hadamard matrix. Values are as projected. Keys and values are stored by the rule of
+        ``kernels_numba.kv.encode``.
 
         ``projected [N, shape.projected_width]``; ``cos, sin`` float32 ``[N, R/2]``;
-        ``kv [pages, layers, 2, KV, page_tokens, D]``; ``slot_mapping`` int64 ``[N]``, page * page_tokens + offset.
+        ``slot_mapping`` int64 ``[N]``, page * 64 + offset.
         """
 
 
@@ -75,17 +80,18 @@ class AttentionDecode(Protocol):
         self,
         query: Tensor,
         projected: Tensor,
-        kv: Tensor,
+        kv: PagedKv,
         layer: int,
         page_table: Tensor,
         context_lengths: Tensor,
         shape: AttentionShape,
         /,
     ) -> Tensor:
-        """Gated attention ``[S, H * D]`` of one query per sequence over its whole cached context.
+        """Gated causal attention ``[S * T, H * D]`` of the last T positions of each sequence over its cached context.
 
-        ``query [S, H, D]``; ``projected`` carries the gate; ``page_table`` int32 ``[S, P]``, of which only the pages
-        of the context are read; ``context_lengths`` int64 ``[S]``.
+        ``query [S * T, H, D]`` as ``append_kv`` returned it, the T rows of a sequence back to back, T from 1 to 16;
+        ``projected`` carries the gate; ``page_table`` int32 ``[S, P]``, of which only the pages of the context are
+        read; ``context_lengths`` int64 ``[S]`` counts the T rows, so that row t sees ``length - T + t + 1`` positions.
         """
 
 
@@ -94,7 +100,7 @@ class AttentionPrefill(Protocol):
         self,
         query: Tensor,
         projected: Tensor,
-        kv: Tensor,
+        kv: PagedKv,
         layer: int,
         pages: Tensor,
         context_length: int,
@@ -103,7 +109,7 @@ class AttentionPrefill(Protocol):
     ) -> Tensor:
         """Gated causal attention ``[T, H * D]`` of the last T of ``context_length`` cached positions.
 
-        ``query [T, H, D]``; ``pages`` int32 ``[P]``.
+        ``query [T, H, D]`` as ``append_kv`` returned it; ``pages`` int32 ``[P]``.
         """
 
 

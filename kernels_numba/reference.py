@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.shapes import L2_EPS, AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
 
@@ -87,13 +89,13 @@ def append_kv(
     norms: AttentionNorms,
     cos: Tensor,
     sin: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     slot_mapping: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
     """Normed and rotated queries ``[N, H, D]``; writes normed, rotated keys and raw values to the cache."""
-    page_tokens = kv.shape[4]
+    cached = kv.plain
     queries = []
     for row, slot in zip(range(projected.shape[0]), slot_mapping.tolist(), strict=True):
         query, _, key, value = torch.split(
@@ -102,49 +104,50 @@ def append_kv(
         query = rms_norm(query.view(shape.heads, -1), norms.query, norms.eps)
         key = rms_norm(key.view(shape.kv_heads, -1), norms.key, norms.eps)
         queries.append(rotate(query, cos[row], sin[row]))
-        page, offset = divmod(slot, page_tokens)
-        kv[page, layer, 0, :, offset] = rotate(key, cos[row], sin[row]).to(kv.dtype)
-        kv[page, layer, 1, :, offset] = value.view(shape.kv_heads, -1).to(kv.dtype)
+        page, offset = divmod(slot, PAGE_TOKENS)
+        cached[page, layer, :, 0, offset] = rotate(key, cos[row], sin[row]).to(cached.dtype)
+        cached[page, layer, :, 1, offset] = value.view(shape.kv_heads, -1).to(cached.dtype)
     return torch.stack(queries)
 
 
 def attention_decode(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    """Gated attention of one query per sequence over its whole cached context."""
-    rows = [
-        attention_prefill(query[s : s + 1], projected[s : s + 1], kv, layer, page_table[s], int(context), shape)
-        for s, context in enumerate(context_lengths.tolist())
-    ]
-    return torch.cat(rows)
+    """Gated causal attention of the last T positions of each sequence, one sequence after the other."""
+    rows = query.shape[0] // len(context_lengths)
+    outputs = []
+    for s, context in enumerate(context_lengths.tolist()):
+        own = slice(s * rows, (s + 1) * rows)
+        outputs.append(attention_prefill(query[own], projected[own], kv, layer, page_table[s], context, shape))
+    return torch.cat(outputs)
 
 
 def attention_prefill(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     pages: Tensor,
     context_length: int,
     shape: AttentionShape,
 ) -> Tensor:
     """Gated causal attention of the last T positions of one sequence: softmax(q·k/sqrt(D))·v·sigmoid(gate)."""
-    tokens, page_tokens = query.shape[0], kv.shape[4]
+    tokens, cached = query.shape[0], kv.plain
     gate = torch.sigmoid(projected[:, shape.gate_columns])
     out = torch.zeros_like(query)
     for row in range(tokens):
         visible = context_length - tokens + row + 1
-        places = [(int(pages[t // page_tokens]), t % page_tokens) for t in range(visible)]
+        places = [(int(pages[t // PAGE_TOKENS]), t % PAGE_TOKENS) for t in range(visible)]
         for head in range(shape.heads):
             kv_head = head // (shape.heads // shape.kv_heads)
-            keys = torch.stack([kv[page, layer, 0, kv_head, offset] for page, offset in places]).to(query.dtype)
-            values = torch.stack([kv[page, layer, 1, kv_head, offset] for page, offset in places]).to(query.dtype)
+            keys = torch.stack([cached[page, layer, kv_head, 0, offset] for page, offset in places]).to(query.dtype)
+            values = torch.stack([cached[page, layer, kv_head, 1, offset] for page, offset in places]).to(query.dtype)
             weights = torch.softmax(keys @ query[row, head] * shape.softmax_scale, 0)
             out[row, head] = weights @ values
     return out.flatten(1) * gate

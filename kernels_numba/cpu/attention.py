@@ -13,6 +13,7 @@ from kernels_numba.cpu.products import ROWS, add_products_of_four, dots_of_four
 from kernels_numba.cpu.rows import rms_norm_row
 from kernels_numba.cpu.scalar import exp32, sigmoid
 from kernels_numba.cpu.storage import store32, stored
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 
 QUERY_BLOCK = 16
@@ -24,7 +25,7 @@ def append_kv(
     norms: AttentionNorms,
     cos: Tensor,
     sin: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     slot_mapping: Tensor,
     shape: AttentionShape,
@@ -37,7 +38,7 @@ def append_kv(
         norms.eps,
         cos.numpy(),
         sin.numpy(),
-        stored(kv),
+        stored(kv.plain),
         layer,
         slot_mapping.numpy(),
         query.numpy(),
@@ -48,19 +49,21 @@ def append_kv(
 def attention_decode(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    return _run(query, 1, projected, kv, layer, page_table, context_lengths, shape)
+    return _run(
+        query, query.shape[0] // max(1, len(context_lengths)), projected, kv, layer, page_table, context_lengths, shape
+    )
 
 
 def attention_prefill(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     pages: Tensor,
     context_length: int,
@@ -74,7 +77,7 @@ def _run(
     query: Tensor,
     tokens_each: int,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
@@ -85,7 +88,7 @@ def _run(
         query.numpy(),
         tokens_each,
         projected.numpy(),
-        stored(kv),
+        stored(kv.plain),
         layer,
         page_table.contiguous().numpy(),
         context_lengths.numpy(),
@@ -109,7 +112,7 @@ def _append_kv(
     query: Any,
 ) -> None:
     heads, head_dim = query.shape[1:]
-    kv_heads, page_tokens = kv.shape[3:5]
+    kv_heads, page_tokens = kv.shape[2], kv.shape[4]
     key = np.empty(head_dim, np.float32)
     for row in range(projected.shape[0]):
         columns = projected[row]
@@ -123,7 +126,7 @@ def _append_kv(
             _rotate(key, cos[row], sin[row])
             start += kv_heads * head_dim
             value = columns[start : start + head_dim]
-            key_place, value_place = kv[page, layer, 0, head, offset], kv[page, layer, 1, head, offset]
+            key_place, value_place = kv[page, layer, head, 0, offset], kv[page, layer, head, 1, offset]
             for d in range(head_dim):
                 store32(key_place, d, key[d])
                 store32(value_place, d, value[d])
@@ -151,7 +154,7 @@ def _sequences(
     out: Any,
 ) -> None:
     heads, head_dim = query.shape[1:]
-    kv_heads, page_tokens = kv.shape[3:5]
+    kv_heads, page_tokens = kv.shape[2], kv.shape[4]
     group = heads // kv_heads
     block = min(QUERY_BLOCK, tokens_each)
     # The query vectors of a block that share a kv head, padded to whole fours with zeros.
@@ -173,11 +176,11 @@ def _sequences(
                 totals[:] = 0
                 maxima[:] = -np.inf
                 for logical in range((position + count - 1) // page_tokens + 1):
-                    cached, start = kv[pages[logical], layer], logical * page_tokens
+                    cached, start = kv[pages[logical], layer, kv_head], logical * page_tokens
                     valid = min(page_tokens, position + count - start)
-                    _score(vectors, cached[0, kv_head], valid, scores)
+                    _score(vectors, cached[0], valid, scores)
                     _soften(scores, valid, group, position - start, sums, maxima, totals)
-                    values = cached[1, kv_head, :valid]
+                    values = cached[1, :valid]
                     for four in range(0, padded, ROWS):
                         add_products_of_four(scores[four : four + ROWS, :valid], values, sums[four : four + ROWS])
                 _emit(sums, totals, projected[rows], kv_head, group, out[rows])

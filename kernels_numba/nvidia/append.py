@@ -37,7 +37,7 @@ def source(head_dim: int) -> str:
         cached = kv + (slot >> 6) * page_bytes + layer_bytes + (slot & 63) * {2 * head_dim} + lane * {2 * each}
     """)
     with w.block("if head >= heads + kv_heads:"):
-        w(f"cached += i64(head - heads) * {PAGE_TOKENS * head_dim * 2}")
+        w(f"cached += i64(head - heads - kv_heads) * {PAGE_TOKENS * head_dim * 4} + {PAGE_TOKENS * head_dim * 2}")
         w(_store_words("cached", [f"raw[{i}]" for i in words]))
         w("return")
     w("weight = query_norm")
@@ -75,7 +75,7 @@ def source(head_dim: int) -> str:
     with w.block("if head < heads:"):
         w(_store_words(f"query + (token * heads + head) * {2 * head_dim} + lane * {2 * each}", packed))
     with w.block("else:"):
-        w(f"cached += i64(head - heads) * {PAGE_TOKENS * head_dim * 2}")
+        w(f"cached += i64(head - heads) * {PAGE_TOKENS * head_dim * 4}")
         w(_store_words("cached", packed))
     return str(w)
 

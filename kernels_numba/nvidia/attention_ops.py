@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels_numba import reference
+from kernels_numba.kv.codec import BF16, KV_CODECS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.nvidia.attention_kernels import (
     APPEND_WARPS,
     COLUMNS,
@@ -39,7 +42,7 @@ def append_kv(
     norms: AttentionNorms,
     cos: Tensor,
     sin: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     slot_mapping: Tensor,
     shape: AttentionShape,
@@ -62,15 +65,15 @@ def append_kv(
             norms.key.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
-            kv.data_ptr(),
+            kv.pages.data_ptr(),
             slot_mapping.data_ptr(),
             query.data_ptr(),
             2 * projected.stride(0),
             shape.heads,
             shape.kv_heads,
             half_rotary,
-            2 * kv.stride(0),
-            2 * kv.stride(1) * layer,
+            kv.layout.page_bytes,
+            kv.layout.layer_bytes * layer,
             norms.eps,
             programmatic=PROGRAMMATIC,
         )
@@ -80,15 +83,16 @@ def append_kv(
 def attention_decode(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    sequences = query.shape[0]
+    sequences = len(context_lengths)
     if (
         not _fits(projected, kv, shape)
+        or query.shape[0] != sequences
         or not query.is_contiguous()
         or shape.heads > COLUMNS * shape.kv_heads
         or not _integers(page_table, torch.int32)
@@ -114,7 +118,7 @@ def attention_decode(
     device.kernel(f"attention_split_{shape.head_dim}")(
         (slots, shape.kv_heads, 1),
         query.data_ptr(),
-        kv.data_ptr() + 2 * kv.stride(1) * layer,
+        kv.pages.data_ptr() + kv.layout.layer_bytes * layer,
         page_table.data_ptr(),
         context_lengths.data_ptr(),
         partial,
@@ -122,7 +126,7 @@ def attention_decode(
         plan,
         sequences,
         page_table.stride(0),
-        2 * kv.stride(0),
+        kv.layout.page_bytes,
         group,
         exponent,
         shared_bytes=shared_bytes,
@@ -156,7 +160,7 @@ def split_slots(resident: int, sequences: int) -> int:
 def attention_prefill(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     pages: Tensor,
     context_length: int,
@@ -187,7 +191,7 @@ def attention_prefill(
     device.kernel("attention_rows")(
         (tiles, shape.kv_heads, splits),
         query.data_ptr(),
-        kv.data_ptr() + 2 * kv.stride(1) * layer,
+        kv.pages.data_ptr() + kv.layout.layer_bytes * layer,
         pages.data_ptr(),
         partial,
         partial + partial_bytes,
@@ -197,7 +201,7 @@ def attention_prefill(
         group,
         context_length - tokens,
         context_length,
-        2 * kv.stride(0),
+        kv.layout.page_bytes,
         2 * projected.stride(0),
         most,
         exponent,
@@ -235,13 +239,13 @@ def _resident_blocks(device_index: int, name: str, shared_bytes: int) -> int:
     return device.multiprocessors * device.kernel(name).blocks_per_multiprocessor(shared_bytes)
 
 
-def _fits(projected: Tensor, kv: Tensor, shape: AttentionShape) -> bool:
+def _fits(projected: Tensor, kv: PagedKv, shape: AttentionShape) -> bool:
     return (
-        projected.dtype == kv.dtype == torch.bfloat16
+        projected.dtype == torch.bfloat16
+        and kv.layout.codec.key == kv.layout.codec.value == BF16
         and shape.head_dim in HEAD_DIMS
         and shape.heads % shape.kv_heads == 0
-        and kv.shape[4] == PAGE_TOKENS
-        and kv.is_contiguous()
+        and kv.pages.is_contiguous()
         and projected.stride(1) == 1
         and projected.stride(0) % 8 == 0
         and projected.data_ptr() % 16 == 0
@@ -265,23 +269,24 @@ def _check_shape(device: torch.device, shape: AttentionShape) -> None:
         return torch.randn(size, generator=generator).bfloat16()
 
     lengths, table = torch.tensor([1, 331, 64]), torch.tensor([[3] * 6, [8, 2, 5, 1, 7, 4], [6] * 6]).int()
-    kv, projected = normal(9, 2, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), normal(3, shape.projected_width)
+    layout = KvLayout(KV_CODECS["bf16"], 2, shape.kv_heads, shape.head_dim)
+    kv, projected = PagedKv.zeros(layout, 9), normal(3, shape.projected_width)
+    kv.plain.copy_(normal(*kv.plain.shape))
     norms = AttentionNorms(1 + normal(shape.head_dim).float() / 8, 1 + normal(shape.head_dim).float() / 8, 1e-6)
     angles = 3 * normal(3, shape.rotary_dim // 2).float()
     cos, sin = angles.cos(), angles.sin()
     last = lengths - 1
     slots = table.long().gather(1, (last // PAGE_TOKENS)[:, None])[:, 0] * PAGE_TOKENS + last % PAGE_TOKENS
-    there = kv.to(device)
+    there = PagedKv(kv.pages.to(device), layout)
     norms_there = AttentionNorms(norms.query.to(device), norms.key.to(device), norms.eps)
     query = append_kv(
         projected.to(device), norms_there, cos.to(device), sin.to(device), there, 1, slots.to(device), shape
     )
-    exact = kv.double()
-    expected = reference.append_kv(projected.double(), norms, cos.double(), sin.double(), exact, 1, slots, shape)
+    expected = reference.append_kv(projected.double(), norms, cos.double(), sin.double(), kv, 1, slots, shape)
     assert_close("append_kv", query, expected, ROUNDING)
-    assert_close("append_kv", there, exact, ROUNDING)
+    assert_close("append_kv", there.plain, kv.plain.double(), ROUNDING)
     out = attention_decode(query, projected.to(device), there, 1, table.to(device), lengths.to(device), shape)
-    exact = there.double().cpu()
+    exact = PagedKv(there.pages.cpu(), layout)
     expected = reference.attention_decode(query.double().cpu(), projected.double(), exact, 1, table, lengths, shape)
     assert_close("attention_decode", out, expected, ROUNDING)
     if shape.head_dim != ROWS_HEAD_DIM:

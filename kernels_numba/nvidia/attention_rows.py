@@ -48,8 +48,7 @@ def source(head_dim: int) -> str:
         keys = i32(sm + {page_bytes}); values = i32(sm + {2 * page_bytes})
         row = i32(tid >> {chunks.bit_length() - 1}); chunk = i32(tid & {chunks - 1})
         copy_to = i32(row * {row_bytes}); copy_chunk = i32((chunk ^ (row & 7)) * 16)
-        copy_from = kv + (i64(head) * {PAGE_TOKENS} + row) * {row_bytes} + chunk * 16
-        values_from = i64(kv_heads) * {page_bytes}
+        copy_from = kv + (i64(head) * {2 * PAGE_TOKENS} + row) * {row_bytes} + chunk * 16
         lower = i32((lane & 7) + (lane >> 4) * 8); upper = i32(lane & 15)
     """)
     for i in range(4):
@@ -111,7 +110,7 @@ def _copy_page(w: Source, head_dim: int, entry: str) -> None:
     each = THREADS // (head_dim // 8)
     w(f"target = i32({entry} + copy_to); origin = copy_from + i64(page_id) * page_bytes")
     if entry == "values":
-        w("origin += values_from")
+        w(f"origin += {PAGE_TOKENS * 2 * head_dim}")
     for row in range(0, PAGE_TOKENS, each):
         place = f"u32(target + {row * 2 * head_dim} + (copy_chunk ^ {(row & 7) * 16}))"
         w(f"P.cp_async16({place}, origin + {row * 2 * head_dim})")
@@ -124,7 +123,8 @@ def _copy_values(w: Source, head_dim: int) -> None:
         _copy_page(w, head_dim, "values")
     with w.block("else:"):
         w(f"""
-            target = i32(values + copy_to); origin = copy_from + i64(page_id) * page_bytes + values_from
+            target = i32(values + copy_to); origin = copy_from + i64(page_id) * page_bytes
+            origin += {PAGE_TOKENS * 2 * head_dim}
             rest = i32(context - 1 - page * {PAGE_TOKENS} - row)
             for i in range(0, {PAGE_TOKENS}, {each}):
                 kept = i64(i32(P.i_min(u32(i), u32(rest)))) * {2 * head_dim}

@@ -4,7 +4,7 @@ Grid: (slots, kv heads). The slots are shared out among the sequences in the ker
 memory: split i of sequence s gets pages ``[i * most, (i + 1) * most)``, with the least ``most`` for which all sequences
 find slots. Slots left over do nothing. ``plan [sequences]`` tells the second half (first slot, number of slots).
 
-Page: ``[keys, values][kv head][PAGE_TOKENS][head_dim]``. Of every page a warp takes its own BLOCK_TOKENS, alone up to
+Page: ``[kv head][keys, values][PAGE_TOKENS][head_dim]``. Of every page a warp takes its own BLOCK_TOKENS, alone up to
 the end: the keys times the queries of all heads of the group (S^T = K Q^T: the heads are the 8 columns of the MMA,
 padded with copies of the last), a running softmax, O^T += V^T P^T. Blocks of keys and of values take turns in a ring of
 RING_ENTRIES per warp, filled by asynchronous copies. What lies in the last page behind a context may be anything: the
@@ -210,8 +210,7 @@ class _Bfloat16Tiles:
             row = i32(lane >> {chunks.bit_length() - 1}); chunk = i32(lane & {chunks - 1})
             warp_row = i32(warp * {BLOCK_TOKENS} + row); copy_to = i32(row * {row_bytes})
             copy_chunk = i32((chunk ^ ((row & 1) << 2 | row >> 1)) * 16)
-            copy_from = kv + (i64(head) * {PAGE_TOKENS} + warp_row) * {row_bytes} + chunk * 16
-            values_from = i64(kv_heads) * {PAGE_TOKENS * row_bytes}
+            copy_from = kv + (i64(head) * {2 * PAGE_TOKENS} + warp_row) * {row_bytes} + chunk * 16
             key0 = i32(g * {row_bytes} + (q ^ (g >> 1)) * 16 + (g & 1) * 64); key1 = i32(key0 ^ 64)
             row = i32(lane & 7); chunk = i32((row & 1) << 2 | row >> 1)
             value = i32((row + (lane >> 4) * 8) * {row_bytes})
@@ -232,7 +231,7 @@ class _Bfloat16Tiles:
         if not of_values:
             self._copy_rows(w)
             return
-        w("source += values_from")
+        w(f"source += {PAGE_TOKENS * self.row_bytes}")
         with w.block(f"if {page} * {PAGE_TOKENS} + {PAGE_TOKENS} <= length:"):
             self._copy_rows(w)
         with w.block("else:"):

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 from kernels_numba.torch_ops.dense import rms_norm
 
@@ -15,20 +17,20 @@ def append_kv(
     norms: AttentionNorms,
     cos: Tensor,
     sin: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     slot_mapping: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    tokens, page_tokens = projected.shape[0], kv.shape[4]
+    tokens, cached = projected.shape[0], kv.plain
     query, _, key, value = torch.split(
         projected, [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width], 1
     )
     query = rms_norm(query.reshape(tokens, shape.heads, shape.head_dim), norms.query, norms.eps)
     key = rms_norm(key.reshape(tokens, shape.kv_heads, shape.head_dim), norms.key, norms.eps)
-    page, offset = slot_mapping // page_tokens, slot_mapping % page_tokens
-    kv[page, layer, 0, :, offset] = _rotated(key, cos, sin).to(kv.dtype)
-    kv[page, layer, 1, :, offset] = value.reshape(tokens, shape.kv_heads, shape.head_dim).to(kv.dtype)
+    page, offset = slot_mapping // PAGE_TOKENS, slot_mapping % PAGE_TOKENS
+    cached[page, layer, :, 0, offset] = _rotated(key, cos, sin).to(cached.dtype)
+    cached[page, layer, :, 1, offset] = value.reshape(tokens, shape.kv_heads, shape.head_dim).to(cached.dtype)
     return _rotated(query, cos, sin)
 
 
@@ -42,33 +44,34 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention_decode(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
     """One sequence after the other: what lies in the pages behind a context is never touched."""
-    rows = [
-        attention_prefill(query[s : s + 1], projected[s : s + 1], kv, layer, page_table[s], context, shape)
-        for s, context in enumerate(context_lengths.tolist())
-    ]
-    return torch.cat(rows)
+    rows = query.shape[0] // max(1, len(context_lengths))
+    outputs = [query.new_empty(0, shape.query_width)]
+    for s, context in enumerate(context_lengths.tolist()):
+        own = slice(s * rows, (s + 1) * rows)
+        outputs.append(attention_prefill(query[own], projected[own], kv, layer, page_table[s], context, shape))
+    return torch.cat(outputs)
 
 
 def attention_prefill(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     pages: Tensor,
     context_length: int,
     shape: AttentionShape,
 ) -> Tensor:
     tokens = query.shape[0]
-    cached = kv[pages[: -(-context_length // kv.shape[4])], layer].to(query.dtype)
-    # [pages, 2, KV, page_tokens, D] -> [2, KV, context, D]
-    key, value = cached.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_length]
+    cached = kv.plain[pages[: -(-context_length // PAGE_TOKENS)], layer].to(query.dtype)
+    # [pages, KV, 2, PAGE_TOKENS, D] -> [2, KV, context, D]
+    key, value = cached.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :context_length]
     group = shape.heads // shape.kv_heads
     mask = None
     if tokens > 1:

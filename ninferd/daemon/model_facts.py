@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kernels_numba.kv.codec import KvCodec
+from kernels_numba.kv.layout import KvLayout
 from ninferd.config.groups.model import ModelSettings
 from ninferd.daemon.resident import resident_bytes
 from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
-from ninferd.memory.geometry import KVGeometry, StateGeometry
+from ninferd.memory.geometry import StateGeometry
 from ninferd.weights.artifact.framing import PART_PAYLOAD_START
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.artifact_source import ArtifactSource
@@ -84,9 +86,9 @@ class ModelFacts:
         plan = resolve_plan(self.source, self.plan, dense)
         return resident_bytes(plan, in_tiles=on_cpu and dense == "<f4")
 
-    def kv_geometry(self, element_bytes: int) -> KVGeometry:
+    def kv_layout(self, codec: KvCodec) -> KvLayout:
         layers = self.text.layer_types.count("full_attention")
-        return KVGeometry(layers, self.attention.kv_heads, self.attention.head_dim, element_bytes)
+        return KvLayout(codec, layers, self.attention.kv_heads, self.attention.head_dim)
 
     def state_geometry(self, conv_element_bytes: int) -> StateGeometry:
         delta = self.gated_delta

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import torch
 
+from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
 from ninferd.config.schema import Settings
 from ninferd.engine.cuda_graphs import CudaGraphs
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import EngineInfo, LoadProgress
 from ninferd.errors import InputError
 from ninferd.memory.budget import CapacityPlan, CapacityRequest, free_host_bytes, plan_capacity
-from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry
+from ninferd.memory.geometry import StateGeometry
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
@@ -25,8 +27,6 @@ from ninferd.weights.opening import prepare_source
 from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import forget_maps
 from ninferd.weights.token_domain import token_count
-
-KV_DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]) -> Engine:
@@ -56,12 +56,11 @@ def engine_of(
         available_bytes=_free_bytes(device),
     )
     _require_context(settings, model.config)
-    kv_dtype = KV_DTYPES[settings.engine.kv_dtype]
-    request = capacity_request(settings, model.config, dtype, kv_dtype)
+    request = capacity_request(settings, model.config, dtype)
     plan = plan_capacity(request, _free_bytes(device), host=device.type == "cpu")
     cache_bytes = plan.kv_bytes + plan.state_bytes
     on_progress(LoadProgress("caches", 0, cache_bytes))
-    kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device, kv_dtype)
+    kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device)
     state = StateCache(request.state, plan.state_slots, device, dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
     info = _info(settings, model, plan, identity, token_count(source, model.config.vocab_size))
@@ -110,16 +109,15 @@ def resolve_dtype(configured: str, config: Mapping[str, Any], device: torch.devi
     return torch.bfloat16 if configured == "bfloat16" else torch.float32
 
 
-def capacity_request(
-    settings: Settings, config: TextConfig, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> CapacityRequest:
+def capacity_request(settings: Settings, config: TextConfig, dtype: torch.dtype) -> CapacityRequest:
     """What the caches of this model cost and how much of them the operator wants."""
     attention, delta = config.attention, config.gated_delta
+    codec = KV_CODECS[settings.engine.kv_dtype]
     return CapacityRequest(
         max_context_tokens=settings.engine.max_context,
         max_concurrency=settings.engine.max_concurrency,
         kv_capacity=settings.engine.kv_capacity,
-        kv=KVGeometry(config.attention_layer_count, attention.kv_heads, attention.head_dim, kv_dtype.itemsize),
+        kv=KvLayout(codec, config.attention_layer_count, attention.kv_heads, attention.head_dim),
         state=StateGeometry(
             gdn_layers=config.gdn_layer_count,
             conv_channels=delta.conv_channels,

@@ -84,7 +84,7 @@ class Engine:
         self._model = model
         self._kv = kv
         self._state = state
-        self._caches = Caches(kv=kv.tensor, conv=state.conv, recurrent=state.recurrent)
+        self._caches = Caches(kv=kv.paged, conv=state.conv, recurrent=state.recurrent)
         self._scheduler = Scheduler(kv.pool, info.max_concurrency, prefill_chunk)
         self._batches = BatchBuilder(kv, max(min(prefill_chunk, info.max_context), MAX_ROWS * info.max_concurrency))
         self._sampler = Sampler(info.max_concurrency, info.vocab_size, kv.tensor.device)

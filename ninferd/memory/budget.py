@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
 from ninferd.memory.errors import CapacityError
-from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry, pages_for
+from ninferd.memory.geometry import StateGeometry, pages_for
 
 HEADROOM_BYTES: Final = 1 << 30  # left free beside the caches: CUDA graphs (half of it), workspaces, fragmentation
 _MIB: Final = 1 << 20
@@ -20,7 +22,7 @@ class CapacityRequest:
     max_context_tokens: int
     max_concurrency: int
     kv_capacity: int | Literal["auto"] | None  # tokens; None is max_context
-    kv: KVGeometry
+    kv: KvLayout
     state: StateGeometry
 
 

@@ -8,33 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-PAGE_TOKENS: Final = 64
+from kernels_numba.kv.codec import PAGE_TOKENS
+
 FLOAT32_BYTES: Final = 4
 
 
 def pages_for(tokens: int) -> int:
     """Pages that hold ``tokens`` positions."""
     return -(-tokens // PAGE_TOKENS)
-
-
-@dataclass(frozen=True)
-class KVGeometry:
-    """Keys and values of all attention layers."""
-
-    attention_layers: int
-    kv_heads: int
-    head_dim: int
-    element_bytes: int
-
-    @property
-    def page_shape(self) -> tuple[int, int, int, int, int]:
-        """[attention layers, 2 (K, V), kv heads, page tokens, head dim], one contiguous run."""
-        return (self.attention_layers, 2, self.kv_heads, PAGE_TOKENS, self.head_dim)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page over all layers, K and V."""
-        return 2 * self.attention_layers * self.kv_heads * PAGE_TOKENS * self.head_dim * self.element_bytes
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
 from ninferd.memory.errors import InvariantError
-from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, pages_for
+from ninferd.memory.geometry import pages_for
 from ninferd.memory.pages import PageIds, PagePool, PageReservation
 
 Ints = npt.NDArray[np.int64]
@@ -20,18 +23,19 @@ class KVCache:
     that are not mapped are 0 and must not be read beyond a sequence's length.
     """
 
-    def __init__(
-        self, geometry: KVGeometry, pages: int, rows: int, columns: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        if dtype.itemsize != geometry.element_bytes:
-            raise ValueError(f"geometry counts {geometry.element_bytes} bytes per element, not {dtype}")
+    def __init__(self, layout: KvLayout, pages: int, rows: int, columns: int, device: torch.device) -> None:
         self.pool = PagePool(pages)
-        self.tensor = torch.zeros((pages, *geometry.page_shape), dtype=dtype, device=device)
+        self.paged = PagedKv.zeros(layout, pages, device)
         self._tables = np.zeros((rows, columns), np.int32)
         host_tables = torch.from_numpy(self._tables)
         self._device_tables = host_tables if device.type == "cpu" else host_tables.to(device)
         self._free_rows = list(range(rows - 1, -1, -1))
         self._spaces: dict[int, AddressSpace] = {}
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The bytes of all pages, uint8 [pages, page bytes]."""
+        return self.paged.pages
 
     @property
     def columns(self) -> int:
@@ -72,7 +76,10 @@ class KVCache:
             self._device_tables[row, first : first + len(pages)] = torch.from_numpy(pages).to(self.tensor.device)
 
     def scrub(self, pages: PageIds) -> None:
-        """Zero the bytes of pages, so that a NaN of a failed request cannot leak through masked positions."""
+        """Zero the bytes of pages, so that a NaN of a failed request cannot leak through masked positions.
+
+        Every codec decodes zeros to zeros.
+        """
         self.tensor[torch.from_numpy(pages.astype(np.int64)).to(self.tensor.device)] = 0
 
     def forget(self, space: AddressSpace) -> None:

@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from kernels_numba.kv.paged import PagedKv
+
 MAX_ROWS: Final = 16
 """Most rows that a sequence brings to a decode round: the last token and drafts behind it."""
 
@@ -59,7 +61,7 @@ class Caches:
     which says how many were ``accepted``. A round of one row is final at once.
     """
 
-    kv: torch.Tensor  # [pages, attention layers, 2 (K, V), kv heads, page_tokens, head_dim]
+    kv: PagedKv
     conv: torch.Tensor  # [slots, GDN layers, conv channels, kernel - 1], the last conv inputs, oldest first
     recurrent: torch.Tensor  # float32 [slots, GDN layers, value heads, key head dim, value head dim]
     pending: torch.Tensor | None = None  # [slots, GDN layers, MAX_ROWS, conv input | b | a], as they were projected

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ninferd.memory.geometry import PAGE_TOKENS, KVGeometry, StateGeometry
+from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
+from ninferd.memory.geometry import StateGeometry
 from ninferd.models.batch import Batch, Caches
 
 VOCAB = 97
 POISON = VOCAB - 1  # a sequence that holds this prompt token gets NaN in its caches and logits
-KV = KVGeometry(attention_layers=2, kv_heads=1, head_dim=2, element_bytes=4)
+KV = KvLayout(KV_CODECS["fp32"], layers=2, kv_heads=1, head_dim=2)
 STATE = StateGeometry(
     gdn_layers=1, conv_channels=1, conv_history=3, conv_element_bytes=4, value_heads=1, key_head_dim=1, value_head_dim=1
 )
@@ -104,7 +106,7 @@ class HashModel:
             strict=True,
         ):
             assert flat == int(table[position // PAGE_TOKENS]) * PAGE_TOKENS + position % PAGE_TOKENS
-            caches.kv[flat // PAGE_TOKENS, ..., flat % PAGE_TOKENS, :] = (
+            caches.kv.plain[flat // PAGE_TOKENS, ..., flat % PAGE_TOKENS, :] = (
                 float("nan") if token == POISON else float(_key(token, position))
             )
             state = _next_state(state, token, history)
@@ -112,7 +114,7 @@ class HashModel:
         caches.recurrent[slot] = float(state)
         caches.conv[slot] = torch.tensor(history, dtype=torch.float32)
         positions = torch.arange(context)
-        cached = caches.kv[table[positions // PAGE_TOKENS], :, :, :, positions % PAGE_TOKENS]
+        cached = caches.kv.plain[table[positions // PAGE_TOKENS], :, :, :, positions % PAGE_TOKENS]
         if bool(cached.isnan().any()):
             return np.full(VOCAB, np.nan, np.float32)
         per_position = cached.reshape(context, -1)

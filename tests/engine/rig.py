@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import (
     EngineInfo,
@@ -17,7 +18,7 @@ from ninferd.engine.messages import (
     SamplingParams,
     TokensGenerated,
 )
-from ninferd.memory.geometry import PAGE_TOKENS, pages_for
+from ninferd.memory.geometry import pages_for
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from tests.engine.hash_model import KV, STATE, VOCAB, HashModel
@@ -64,7 +65,7 @@ class Rig:
         cpu = torch.device("cpu")
         self.clock = Clock()
         self.model = HashModel()
-        self.kv = KVCache(KV, pages, lanes, pages_for(max_context), cpu, torch.float32)
+        self.kv = KVCache(KV, pages, lanes, pages_for(max_context), cpu)
         self.state = StateCache(STATE, lanes, cpu, torch.float32)
         info = EngineInfo(
             model_name="hash",

@@ -16,7 +16,7 @@ from tests.engine.rig import GREEDY
 
 
 def _cache() -> KVCache:
-    return KVCache(KV, 16, 4, 8, torch.device("cpu"), torch.float32)
+    return KVCache(KV, 16, 4, 8, torch.device("cpu"))
 
 
 def _sequence(kv: KVCache, prompt: list[int], slot: int) -> Sequence:

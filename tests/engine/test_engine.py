@@ -261,7 +261,7 @@ def test_invalid_numbers_end_their_request_only_and_do_not_outlive_it() -> None:
     rig.drain()
     assert poisoned.reason == "engine_error"
     assert healthy.tokens == expected_tokens(prompt_of(30, 1), 40)
-    assert not bool(rig.kv.tensor.isnan().any())
+    assert not bool(rig.kv.paged.plain.isnan().any())
 
 
 def test_device_error_breaks_the_engine() -> None:

@@ -130,7 +130,7 @@ def model_of(directory: Path, ops: OpTable) -> Qwen3_5Text:
 
 
 def engine_of(model: Qwen3_5Text, *, recorded: bool) -> tuple[Engine, RecordedGraphs]:
-    kv, state = make_caches(model, 4, 24, 320, torch.float32)
+    kv, state = make_caches(model, 4, 24, 320, "fp32")
     graphs = RecordedGraphs((kv.tensor, state.conv, state.recurrent))
     return make_engine(model, kv, state, graphs if recorded else None), graphs
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.nvidia import attention_ops
 from kernels_numba.ops import AttentionPrefill
 from kernels_numba.shapes import AttentionNorms, AttentionShape
@@ -36,6 +39,12 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+def random_kv(shape: AttentionShape, pages: int, seed: int) -> PagedKv:
+    kv = PagedKv.zeros(KvLayout(KV_CODECS["bf16"], LAYERS, shape.kv_heads, shape.head_dim), pages, "cuda")
+    kv.plain.copy_(normal(seed, *kv.plain.shape))
+    return kv
+
+
 @dataclass
 class Case:
     """Sequences on shuffled pages; what lies outside their contexts is NaN."""
@@ -49,7 +58,8 @@ class Case:
         counts = [-(-context // PAGE_TOKENS) for context in self.contexts]
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(self.seed)) + 1
         table = torch.zeros(sequences, max(counts) + 3, dtype=torch.int32)
-        self.kv = normal(self.seed, sum(counts) + 1, LAYERS, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
+        self.paged = random_kv(shape, sum(counts) + 1, self.seed)
+        self.kv = self.paged.plain
         self.kv[0] = torch.nan
         self.kv[:, 1 - LAYER] = torch.nan
         for row, (pages, context) in enumerate(zip(torch.split(order, counts), self.contexts, strict=True)):
@@ -63,12 +73,12 @@ class Case:
 
     def ours(self) -> Tensor:
         return attention_ops.attention_decode(
-            self.query, self.projected, self.kv, LAYER, self.table, self.lengths, self.shape
+            self.query, self.projected, self.paged, LAYER, self.table, self.lengths, self.shape
         )
 
     def torchs(self) -> Tensor:
         return torch_attention.attention_decode(
-            self.query, self.projected, self.kv, LAYER, self.table, self.lengths, self.shape
+            self.query, self.projected, self.paged, LAYER, self.table, self.lengths, self.shape
         )
 
     def exact(self) -> Tensor:
@@ -79,7 +89,7 @@ class Case:
         for row, context in enumerate(self.lengths.tolist()):
             pages = self.table[row, : -(-context // PAGE_TOKENS)].long()
             for head in range(shape.kv_heads):
-                key, value = (self.kv[pages, LAYER, i, head].flatten(0, 1)[:context].double() for i in range(2))
+                key, value = (self.kv[pages, LAYER, head, i].flatten(0, 1)[:context].double() for i in range(2))
                 query = self.query[row, head * group : (head + 1) * group].double()
                 rows.append(torch.softmax(query @ key.T * shape.softmax_scale, 1) @ value)
         return torch.cat(rows).view(len(self.contexts), -1) * gate
@@ -133,7 +143,7 @@ def test_an_empty_sequence_yields_zeros(device: torch.device) -> None:
 def test_what_is_not_finite_stays_in_its_sequence_and_head(device: torch.device) -> None:
     case = Case(SHAPES["16q2kv"], [1000, 3000, 64])
     before = case.ours()
-    case.kv[int(case.table[1, 7]), LAYER, 1, 0, 13] = torch.nan
+    case.kv[int(case.table[1, 7]), LAYER, 0, 1, 13] = torch.nan
     after = case.ours()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     width = case.shape.query_width // 2
@@ -199,7 +209,7 @@ class Rows:
 
     def by(self, op: AttentionPrefill) -> Tensor:
         case = self.case
-        return op(self.query, self.projected, case.kv, LAYER, case.table[0], self.context, self.shape)
+        return op(self.query, self.projected, case.paged, LAYER, case.table[0], self.context, self.shape)
 
     def exact(self, some: Tensor) -> Tensor:
         """Of ``some`` rows, by the formula in float64."""
@@ -208,7 +218,7 @@ class Rows:
         pages = self.case.table[0, : -(-self.context // PAGE_TOKENS)].long()
         hidden = torch.arange(self.context, device="cuda") > (self.context - self.tokens + some)[:, None]
         for head in range(shape.kv_heads):
-            key, value = (self.case.kv[pages, LAYER, i, head].flatten(0, 1)[: self.context].double() for i in range(2))
+            key, value = (self.case.kv[pages, LAYER, head, i].flatten(0, 1)[: self.context].double() for i in range(2))
             for query in self.query[some, head * group : (head + 1) * group].double().unbind(1):
                 scores = (query @ key.T * shape.softmax_scale).masked_fill(hidden, -torch.inf)
                 outputs.append(torch.softmax(scores, 1) @ value)
@@ -257,21 +267,24 @@ class Append:
 
     def __post_init__(self) -> None:
         shape, rows = self.shape, self.rows
-        self.kv = normal(0, rows // 40 + 2, LAYERS, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
+        self.paged = random_kv(shape, rows // 40 + 2, 0)
         self.projected = 3 * normal(1, rows, shape.projected_width)
         weights = 1 + normal(2, 2, shape.head_dim).float() / 4
         self.norms = AttentionNorms(weights[0].contiguous(), weights[1].contiguous(), 1e-6)
         angles = 100 * normal(3, rows, shape.rotary_dim // 2).float()
         self.cos, self.sin = angles.cos(), angles.sin()
-        places = torch.randperm(self.kv.shape[0] * PAGE_TOKENS, generator=torch.Generator().manual_seed(4))
+        places = torch.randperm(self.paged.pages.shape[0] * PAGE_TOKENS, generator=torch.Generator().manual_seed(4))
         self.slots = places[:rows].cuda()
 
-    def ours(self, kv: Tensor) -> Tensor:
+    def copy(self) -> PagedKv:
+        return PagedKv(self.paged.pages.clone(), self.paged.layout)
+
+    def ours(self, kv: PagedKv) -> Tensor:
         return attention_ops.append_kv(
             self.projected, self.norms, self.cos, self.sin, kv, LAYER, self.slots, self.shape
         )
 
-    def torchs(self, kv: Tensor) -> Tensor:
+    def torchs(self, kv: PagedKv) -> Tensor:
         return torch_attention.append_kv(
             self.projected, self.norms, self.cos, self.sin, kv, LAYER, self.slots, self.shape
         )
@@ -298,35 +311,35 @@ class Append:
 def test_append(device: torch.device, shape: AttentionShape, rows: int) -> None:
     """Values to the bit, queries and keys to one rounding; nothing else changes."""
     append = Append(shape, rows)
-    kv = append.kv.clone()
-    query = append.ours(kv)
+    kv, before = append.copy(), append.paged.plain
+    query, cached = append.ours(kv), kv.plain
     assert query.shape == (rows, shape.heads, shape.head_dim)
     pages, offsets = append.slots // PAGE_TOKENS, append.slots % PAGE_TOKENS
-    keys = kv[pages, LAYER, 0, :, offsets]
+    keys = cached[pages, LAYER, :, 0, offsets]
     values = append.projected[:, 2 * shape.query_width + shape.kv_width :].view(rows, shape.kv_heads, shape.head_dim)
-    assert torch.equal(kv[pages, LAYER, 1, :, offsets], values)
-    kv[pages, LAYER, :, :, offsets] = append.kv[pages, LAYER, :, :, offsets]
-    assert torch.equal(kv, append.kv)
+    assert torch.equal(cached[pages, LAYER, :, 1, offsets], values)
+    cached[pages, LAYER, :, :, offsets] = before[pages, LAYER, :, :, offsets]
+    assert torch.equal(cached, before)
     if rows:
         exact_query, exact_keys = append.exact()
         theirs = append.torchs(kv)
         report(f"append {rows} queries", query, theirs, exact_query)
-        report(f"append {rows} keys", keys, kv[pages, LAYER, 0, :, offsets], exact_keys)
+        report(f"append {rows} keys", keys, cached[pages, LAYER, :, 0, offsets], exact_keys)
         torch.testing.assert_close(query.double(), exact_query, atol=1e-4, rtol=2**-8)
         torch.testing.assert_close(keys.double(), exact_keys, atol=1e-4, rtol=2**-8)
 
 
 def test_append_in_a_graph(device: torch.device) -> None:
     append = Append(LARGE, 4)
-    kv = append.kv.clone()
+    kv = append.copy()
     append.ours(kv)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         query = append.ours(kv)
     for shift in (1, 77):
-        append.slots.copy_((append.slots + shift) % (kv.shape[0] * PAGE_TOKENS))
+        append.slots.copy_((append.slots + shift) % (kv.pages.shape[0] * PAGE_TOKENS))
         append.projected.neg_()
         graph.replay()
-        expected_kv = kv.clone()
+        expected_kv = PagedKv(kv.pages.clone(), kv.layout)
         assert torch.equal(query, append.ours(expected_kv))
-        assert torch.equal(kv, expected_kv)
+        assert torch.equal(kv.plain, expected_kv.plain)

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.codec import PAGE_TOKENS
 from kernels_numba.ops import OpTable
 from kernels_numba.selection import ops_for
 from kernels_numba.torch_ops.table import TORCH_OPS
 from ninferd.engine.cuda_graphs import CudaGraphs
 from ninferd.engine.graphs import GRAPH_BYTES, CaptureError, DecodeRounds, Graphs
 from ninferd.engine.step_inputs import StepInputs
-from ninferd.memory.geometry import PAGE_TOKENS, pages_for
+from ninferd.memory.geometry import pages_for
 from ninferd.memory.kv_cache import AddressSpace
 from ninferd.memory.state import StateSlot
 from ninferd.models import Qwen3_5Text, text_config
@@ -55,8 +56,8 @@ class Rig:
 
     def __init__(self, model: Qwen3_5Text, graphs: Graphs | None) -> None:
         self.model = model
-        self.kv, self.state = make_caches(model, LANES, LANES * pages_for(MAX_CONTEXT), MAX_CONTEXT, torch.bfloat16)
-        self.caches = Caches(self.kv.tensor, self.state.conv, self.state.recurrent)
+        self.kv, self.state = make_caches(model, LANES, LANES * pages_for(MAX_CONTEXT), MAX_CONTEXT, "bf16")
+        self.caches = Caches(self.kv.paged, self.state.conv, self.state.recurrent)
         self.inputs = StepInputs(self.kv, 256)
         self.rounds = DecodeRounds(self.round, graphs)
         self.running: dict[int, Lane] = {}
@@ -162,7 +163,8 @@ def test_replays_have_the_bits_of_the_ops(table: str, artifact: str, device: tor
     for index, (expected, found) in enumerate(zip(script(plain), script(replayed), strict=True)):
         assert torch.equal(found, expected), f"logits {index} differ by {(found - expected).abs().max():.3e}"
     assert tuple(sorted(replayed.rounds.captured)) == tuple(range(1, LANES + 1))
-    for name in ("kv", "conv", "recurrent"):
+    assert torch.equal(replayed.kv.tensor, plain.kv.tensor)
+    for name in ("conv", "recurrent"):
         assert torch.equal(getattr(replayed.caches, name), getattr(plain.caches, name)), name
     print(f"{table} {artifact}: {replayed.rounds.held_bytes / 2**20:.1f} MiB in 8 graphs")
 
@@ -263,7 +265,7 @@ def test_an_engine_answers_the_same_with_graphs(device: torch.device) -> None:
     model = embedded_model("embedded:ninfer-tiny", served_ops(device), device)
     found = []
     for graphs in (None, CudaGraphs(device)):
-        kv, state = make_caches(model, 4, 24, 5 * PAGE_TOKENS, torch.bfloat16)
+        kv, state = make_caches(model, 4, 24, 5 * PAGE_TOKENS, "bf16")
         engine = make_engine(model, kv, state, graphs)
         engine.probe()
         found.append(answers(engine, ARRIVALS))

@@ -8,9 +8,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
 
-PAGE_TOKENS = 64
 _Weights = TypeVar("_Weights", AttentionNorms, GatedDeltaWeights)
 
 
@@ -43,7 +45,7 @@ class AttentionCase:
 
     shape: AttentionShape
     norms: AttentionNorms
-    kv: Tensor  # [pages, layers, 2, KV, page_tokens, D]
+    kv: Tensor  # [pages, layers, KV, 2 (K, V), PAGE_TOKENS, D]
     page_table: Tensor  # int32 [S, P]
     context_lengths: list[int]
     query: Tensor  # [N, H, D]
@@ -55,15 +57,26 @@ class AttentionCase:
         random = Random(seed)
         most = -(-max(context_lengths) // PAGE_TOKENS)
         pages = random.permutation(most * len(context_lengths) + 1)[1:].view(len(context_lengths), most)
-        kv = torch.full((pages.numel() + 1, 2, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim), torch.nan).double()
+        kv = torch.full((pages.numel() + 1, 2, shape.kv_heads, 2, PAGE_TOKENS, shape.head_dim), torch.nan).double()
         for row, context in zip(pages, context_lengths, strict=True):
             for position in range(context):
                 page, offset = row[position // PAGE_TOKENS], position % PAGE_TOKENS
-                kv[page, :, :, :, offset] = random.normal(2, 2, shape.kv_heads, shape.head_dim)
+                kv[page, :, :, :, offset] = random.normal(2, shape.kv_heads, 2, shape.head_dim)
         norms = AttentionNorms(1 + 0.2 * random.normal(shape.head_dim), 1 + 0.2 * random.normal(shape.head_dim), 1e-6)
         query = random.normal(tokens, shape.heads, shape.head_dim)
         projected = random.normal(tokens, shape.projected_width)
         return cls(shape, norms, kv, pages.int(), context_lengths, query, projected)
+
+    def empty(self, codec: str) -> PagedKv:
+        """As many pages as ``kv`` has, all zero."""
+        layers, kv_heads = self.kv.shape[1:3]
+        return PagedKv.zeros(KvLayout(KV_CODECS[codec], layers, kv_heads, self.shape.head_dim), self.kv.shape[0])
+
+    def paged(self, codec: str) -> PagedKv:
+        """``kv`` as it is stored by a plain codec."""
+        paged = self.empty(codec)
+        paged.plain.copy_(self.kv)
+        return paged
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from typing import Literal
 
 import pytest
 
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
 from ninferd.memory.budget import HEADROOM_BYTES, CapacityRequest, free_host_bytes, plan_capacity
 from ninferd.memory.errors import CapacityError
-from ninferd.memory.geometry import KVGeometry, StateGeometry
+from ninferd.memory.geometry import StateGeometry
 
-KV_27B = KVGeometry(attention_layers=16, kv_heads=4, head_dim=256, element_bytes=2)
+KV_27B = KvLayout(KV_CODECS["bf16"], layers=16, kv_heads=4, head_dim=256)
 STATE_27B = StateGeometry(
     gdn_layers=48,
     conv_channels=10_240,

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
 from ninferd.memory.errors import InvariantError
-from ninferd.memory.geometry import KVGeometry
 from ninferd.memory.kv_cache import AddressSpace, KVCache
 
-GEOMETRY = KVGeometry(attention_layers=2, kv_heads=1, head_dim=4, element_bytes=4)
+LAYOUT = KvLayout(KV_CODECS["fp32"], layers=2, kv_heads=1, head_dim=4)
 
 
 def _cache(*, pages: int = 8, rows: int = 3, columns: int = 4) -> KVCache:
-    return KVCache(GEOMETRY, pages, rows, columns, torch.device("cpu"), torch.float32)
+    return KVCache(LAYOUT, pages, rows, columns, torch.device("cpu"))
 
 
 def _open(cache: KVCache, tokens: int) -> AddressSpace:
@@ -23,11 +24,12 @@ def _open(cache: KVCache, tokens: int) -> AddressSpace:
     return space
 
 
-def test_tensor_has_the_layout_of_the_models_batch() -> None:
+def test_a_page_is_one_run_of_bytes() -> None:
     cache = _cache()
-    assert cache.tensor.shape == (8, 2, 2, 1, 64, 4)
-    assert cache.tensor[0].nbytes == GEOMETRY.page_bytes
-    assert cache.tensor[0].is_contiguous()
+    assert (cache.tensor.dtype, cache.tensor.shape) == (torch.uint8, (8, LAYOUT.page_bytes))
+    assert cache.paged.plain.shape == (8, 2, 1, 2, 64, 4)
+    cache.paged.plain[3] = 1
+    assert cache.tensor.any(1).tolist() == [False] * 3 + [True] + [False] * 4
 
 
 def test_pages_are_mapped_as_positions_come() -> None:
@@ -85,10 +87,10 @@ def test_release_clears_the_table_and_scrub_the_bytes() -> None:
     cache = _cache()
     space = _open(cache, 128)
     space.ensure_mapped(128)
-    cache.tensor[torch.from_numpy(space.pages.astype(np.int64))] = float("nan")
+    cache.paged.plain[torch.from_numpy(space.pages.astype(np.int64))] = float("nan")
     row = space.row
     space.release(scrub=True)
-    assert not bool(cache.tensor.isnan().any())
+    assert not bool(cache.tensor.any())
     assert cache.page_table(torch.tensor([row]), 4).tolist() == [[0, 0, 0, 0]]
     cache.check()
 
@@ -98,8 +100,3 @@ def test_a_space_cannot_be_released_twice() -> None:
     space.release()
     with pytest.raises(InvariantError, match="row"):
         space.release()
-
-
-def test_geometry_and_dtype_must_agree() -> None:
-    with pytest.raises(ValueError, match="4 bytes per element"):
-        KVCache(GEOMETRY, 1, 1, 1, torch.device("cpu"), torch.bfloat16)

@@ -25,8 +25,8 @@ def size_id(sizes: list[int]) -> str:
 @pytest.mark.parametrize(
     "sizes", [[149, 1], [1, 149], [64, 64, 22], [63, 65, 22], [2, 3, 1, 1, 70, 73], [1] * TOKENS], ids=size_id
 )
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_chunks_give_the_same_bits_on_cpu(saved: SavedModel, sizes: list[int], kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16"])
+def test_chunks_give_the_same_bits_on_cpu(saved: SavedModel, sizes: list[int], kv_dtype: str) -> None:
     model, tokens = saved.load(CPU_OPS, CPU), prompt_tokens(TOKENS)
     whole = Runner.create(model, 1, TOKENS, kv_dtype).step({0: tokens}, all_logits=True)
     assert torch.equal(chunked(Runner.create(model, 1, TOKENS, kv_dtype), tokens, sizes), whole)
@@ -62,7 +62,8 @@ def test_a_broken_sequence_leaves_the_others_alone(saved: SavedModel, ops: OpTab
         runner.step(prompts)
     victim = poisoned.sequences[1]
     place = victim.pages[0] if cache == "kv" else victim.slot
-    getattr(poisoned.caches, cache)[place] = torch.nan
+    broken = poisoned.caches.kv.plain if cache == "kv" else getattr(poisoned.caches, cache)
+    broken[place] = torch.nan
     for following in ({0: [1], 1: [2], 2: [3]}, {0: [4, 5, 6], 1: [7, 8], 2: [9]}):
         expected, logits = healthy.step(following), poisoned.step(following)
         assert logits[1].isnan().any()

@@ -45,7 +45,7 @@ def test_bfloat16_is_no_further_off_than_transformers(saved: SavedModel) -> None
     tokens = prompt_tokens(PROMPT_TOKENS)
     exact = transformers_logits(saved.transformers_model, tokens)
     theirs = transformers_logits(copy.deepcopy(saved.transformers_model).bfloat16(), tokens).float()
-    runner = Runner.create(saved.load(TORCH_OPS, CPU, torch.bfloat16), 1, PROMPT_TOKENS, torch.bfloat16)
+    runner = Runner.create(saved.load(TORCH_OPS, CPU, torch.bfloat16), 1, PROMPT_TOKENS, "bf16")
     ours = runner.step({0: tokens}, all_logits=True)
     assert ours.dtype == torch.float32
     assert 0 < (ours - exact).norm() < 1.2 * (theirs - exact).norm()

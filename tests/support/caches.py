@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-
-from ninferd.memory.geometry import KVGeometry, StateGeometry, pages_for
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
+from ninferd.memory.geometry import StateGeometry, pages_for
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text
 
 
 def make_caches(
-    model: Qwen3_5Text, lanes: int, pages: int, max_context: int, kv_dtype: torch.dtype
+    model: Qwen3_5Text, lanes: int, pages: int, max_context: int, kv_dtype: str
 ) -> tuple[KVCache, StateCache]:
     """Caches for ``model``, as the engine's builder sizes them."""
     attention, delta = model.config.attention, model.config.gated_delta
-    kv = KVGeometry(model.config.attention_layer_count, attention.kv_heads, attention.head_dim, kv_dtype.itemsize)
+    kv = KvLayout(KV_CODECS[kv_dtype], model.config.attention_layer_count, attention.kv_heads, attention.head_dim)
     state = StateGeometry(
         gdn_layers=model.config.gdn_layer_count,
         conv_channels=delta.conv_channels,
@@ -26,6 +26,4 @@ def make_caches(
         value_head_dim=delta.value_dim,
     )
     columns = pages_for(max_context)
-    return KVCache(kv, pages, lanes, columns, model.device, kv_dtype), StateCache(
-        state, lanes, model.device, model.dtype
-    )
+    return KVCache(kv, pages, lanes, columns, model.device), StateCache(state, lanes, model.device, model.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.engine.engine import Engine
 from ninferd.engine.graphs import Graphs
 from ninferd.engine.messages import (
@@ -17,7 +18,6 @@ from ninferd.engine.messages import (
     TokenLogprobs,
     TokensGenerated,
 )
-from ninferd.memory.geometry import PAGE_TOKENS
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text
@@ -36,7 +36,7 @@ def make_engine(model: Qwen3_5Text, kv: KVCache, state: StateCache, graphs: Grap
         architecture=model.config.model_type,
         device=str(model.device),
         weights_dtype=str(model.dtype),
-        kv_dtype=str(kv.tensor.dtype),
+        kv_dtype=kv.paged.layout.codec.name,
         vocab_size=model.config.vocab_size,
         max_context=kv.columns * PAGE_TOKENS,
         max_concurrency=state.capacity,

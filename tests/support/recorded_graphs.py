@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.ops import OpTable
 from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops.table import TORCH_OPS
@@ -104,15 +105,15 @@ def _storage(tensor: Tensor) -> int:
 def masked_attention_decode(
     query: Tensor,
     projected: Tensor,
-    kv: Tensor,
+    kv: PagedKv,
     layer: int,
     page_table: Tensor,
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
     """All sequences and all columns of the page table at once; what lies behind a context is masked."""
-    cached = kv[page_table.long(), layer].to(query.dtype)
-    key, value = cached.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)  # [S, KV, P * page_tokens, D] each
+    cached = kv.plain[page_table.long(), layer].to(query.dtype)
+    key, value = cached.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [S, KV, P * page_tokens, D] each
     behind = torch.arange(key.shape[2], device=query.device) >= context_lengths[:, None]
     group = shape.heads // shape.kv_heads
     key = key.masked_fill(behind[:, None, :, None], 0).repeat_interleave(group, 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels_numba.kv.paged import PagedKv
 from kernels_numba.ops import OpTable
 from kernels_numba.shapes import AttentionNorms, AttentionShape, PackedLinear
 from ninferd.models.qwen3_5.groups import DecodeGroup, PrefillSpan, SequenceGroups
@@ -29,7 +30,7 @@ class AttentionInputs:
     sin: torch.Tensor
     slot_mapping: torch.Tensor  # int64 [N]
     groups: SequenceGroups
-    kv: torch.Tensor  # the paged cache of all layers
+    kv: PagedKv  # of all layers
 
 
 def gated_attention(

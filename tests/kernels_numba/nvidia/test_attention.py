@@ -55,7 +55,7 @@ class Decode:
 
     def __post_init__(self) -> None:
         case, shape = self.case, self.case.shape
-        self.kv, self.query, self.projected = (t.bfloat16() for t in (case.kv, case.query, case.projected))
+        self.kv, self.query, self.projected = case.paged("bf16"), case.query.bfloat16(), case.projected.bfloat16()
         blocks = (self.slots, shape.kv_heads)
         self.partial = torch.full((*blocks, shape.head_dim // 16, 32, 4), torch.nan)
         self.statistics = torch.full((*blocks, COLUMNS, 2), torch.nan)
@@ -73,10 +73,12 @@ class Decode:
             (self.slots, shape.kv_heads, 1),
             32 * SPLIT_WARPS,
             [
-                *pointers(self.query, self.kv[:, LAYER], table, self.lengths, *results),
-                *(len(self.lengths), table.stride(0), 2 * self.kv.stride(0), group, exponent),
+                self.query.data_ptr(),
+                self.kv.pages.data_ptr() + self.kv.layout.layer_bytes * LAYER,
+                *pointers(table, self.lengths, *results),
+                *(len(self.lengths), table.stride(0), self.kv.layout.page_bytes, group, exponent),
             ],
-            [self.query, self.kv, table, self.lengths, *results],
+            [self.query, self.kv.pages, table, self.lengths, *results],
             shared_bytes=split_shared_bytes(shape.head_dim),
             order=lambda blocks: random.Random(0).sample(blocks, len(blocks)),
             **({"waits": attention_split.WAITS} if late else {"names": list(attention_split.WAITS)}),
@@ -99,7 +101,7 @@ class Decode:
         return reference.attention_decode(
             self.query.double(),
             self.projected.double(),
-            self.kv.double(),
+            self.kv,
             LAYER,
             case.page_table,
             self.lengths,
@@ -136,7 +138,7 @@ def test_a_new_maximum_replaces_the_sums() -> None:
     shape = AttentionShape(2, 1, 64, 16)
     case = AttentionCase.random(shape, [400], tokens=1)
     for page, physical in enumerate(case.page_table[0].tolist()):
-        case.kv[physical, LAYER, 0] *= 4 * page + 1
+        case.kv[physical, LAYER, :, 0] *= 4 * page + 1
     decode = Decode(case, slots=2)
     assert distance(decode.run(), decode.expected()) < ROUNDING
 
@@ -195,11 +197,11 @@ def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, token
     angles = 10 * numbers.normal(tokens, rotary_dim // 2)
     cos, sin = angles.cos().float(), angles.sin().float()
     norms = converted(case.norms, torch.float32)
-    kv, projected = torch.zeros_like(case.kv).bfloat16(), case.projected.bfloat16()
+    kv, projected = case.empty("bf16"), case.projected.bfloat16()
     projected[0] *= 1e-3  # so small that epsilon counts
-    slots = numbers.permutation(kv.shape[0] * PAGE_TOKENS)[:tokens]
+    slots = numbers.permutation(kv.pages.shape[0] * PAGE_TOKENS)[:tokens]
     query = torch.full((tokens, heads, head_dim), torch.nan).bfloat16()
-    tensors = [projected, norms.query, norms.key, cos, sin, kv, slots, query]
+    tensors = [projected, norms.query, norms.key, cos, sin, kv.pages, slots, query]
     launch(
         append.source(head_dim),
         (tokens, -(-(heads + 2 * kv_heads) // APPEND_WARPS), 1),
@@ -207,11 +209,11 @@ def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, token
         [
             *pointers(*tensors),
             *(2 * projected.stride(0), heads, kv_heads, rotary_dim // 2),
-            *(2 * kv.stride(0), 2 * kv.stride(1) * LAYER, np.float32(norms.eps)),
+            *(kv.layout.page_bytes, kv.layout.layer_bytes * LAYER, np.float32(norms.eps)),
         ],
         tensors,
     )
-    expected_kv = torch.zeros_like(case.kv)
+    expected_kv = case.empty("fp32")
     expected = reference.append_kv(
         projected.double(),
         converted(norms, torch.float64),
@@ -223,13 +225,14 @@ def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, token
         shape,
     )
     torch.testing.assert_close(query.double(), expected, atol=1e-5, rtol=2**-8)
-    torch.testing.assert_close(kv.double(), expected_kv, atol=1e-5, rtol=2**-8)
+    torch.testing.assert_close(kv.plain.float(), expected_kv.plain, atol=1e-5, rtol=2**-8)
 
 
 def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
     """Of the rows of the case, the last of its first sequence; and what is right."""
     shape, context, tokens = case.shape, case.context_lengths[0], case.query.shape[0]
-    kv, query, projected, pages = case.kv.bfloat16(), case.query.bfloat16(), case.projected.bfloat16(), case.page_table
+    kv, query, projected = case.paged("bf16"), case.query.bfloat16(), case.projected.bfloat16()
+    pages = case.page_table
     group, exponent = shape.heads // shape.kv_heads, np.float32(shape.softmax_scale * math.log2(math.e))
     tiles, splits = -(-tokens * group // TILE_ROWS), -(-pages.shape[1] // most)
     place = (splits, shape.kv_heads, tiles * TILE_ROWS)
@@ -241,11 +244,13 @@ def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
         (tiles, shape.kv_heads, splits),
         32 * TILE_WARPS,
         [
-            *pointers(query, kv[:, LAYER], pages, partial, statistics, gate, out),
-            *(tokens * group, group, context - tokens, context, 2 * kv.stride(0), 2 * projected.stride(0), most),
+            query.data_ptr(),
+            kv.pages.data_ptr() + kv.layout.layer_bytes * LAYER,
+            *pointers(pages, partial, statistics, gate, out),
+            *(tokens * group, group, context - tokens, context, kv.layout.page_bytes, 2 * projected.stride(0), most),
             exponent,
         ],
-        [query, kv, pages, partial, statistics, projected, out],
+        [query, kv.pages, pages, partial, statistics, projected, out],
         shared_bytes=rows_shared_bytes(shape.head_dim),
         waits=attention_rows.WAITS,
     )
@@ -262,9 +267,7 @@ def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
             [partial, statistics, projected, out],
             shared_bytes=rows_combine_shared_bytes(shape.head_dim),
         )
-    expected = reference.attention_prefill(
-        query.double(), projected.double(), kv.double(), LAYER, pages[0], context, shape
-    )
+    expected = reference.attention_prefill(query.double(), projected.double(), kv, LAYER, pages[0], context, shape)
     return out, expected
 
 
