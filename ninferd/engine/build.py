@@ -24,7 +24,6 @@ from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
 from ninferd.weights.identity import model_identity
 from ninferd.weights.locate import artifact_path, default_name
 from ninferd.weights.opening import prepare_source
-from ninferd.weights.source import ModelSource
 from ninferd.weights.stored import forget_maps
 from ninferd.weights.token_domain import token_count
 
@@ -37,15 +36,6 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
     started_s = time.monotonic()
     identity = model_identity(artifact_path(settings.model.artifact))
     source = prepare_source(settings.model, lambda done, total: on_progress(LoadProgress("hash", done, total)))
-    engine = engine_of(source, settings, identity, on_progress)
-    engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
-    return engine
-
-
-def engine_of(
-    source: ModelSource, settings: Settings, identity: str, on_progress: Callable[[LoadProgress], None]
-) -> Engine:
-    """As ``build_engine``, of an opened model, which need not be the configured one."""
     device = resolve_device(settings.engine.device)
     dtype = resolve_dtype(settings.engine.dtype, source.config, device)
     model = load_text_model(
@@ -55,15 +45,25 @@ def engine_of(
         lambda done, total: on_progress(LoadProgress("weights", done, total)),
         available_bytes=_free_bytes(device),
     )
+    engine = engine_around(model, token_count(source, model.config.vocab_size), settings, identity, on_progress)
+    engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)
+    return engine
+
+
+def engine_around(
+    model: Qwen3_5Text, tokens: int, settings: Settings, identity: str, on_progress: Callable[[LoadProgress], None]
+) -> Engine:
+    """An engine that has answered a probe, of a loaded model with so many tokens. Raises as ``build_engine``."""
+    device = model.device
     _require_context(settings, model.config)
-    request = capacity_request(settings, model.config, dtype)
+    request = capacity_request(settings, model.config, model.dtype)
     plan = plan_capacity(request, _free_bytes(device), host=device.type == "cpu")
     cache_bytes = plan.kv_bytes + plan.state_bytes
     on_progress(LoadProgress("caches", 0, cache_bytes))
     kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device)
-    state = StateCache(request.state, plan.state_slots, device, dtype)
+    state = StateCache(request.state, plan.state_slots, device, model.dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
-    info = _info(settings, model, plan, identity, token_count(source, model.config.vocab_size))
+    info = _info(settings, model, plan, identity, tokens)
     graphs = CudaGraphs(device) if settings.engine.cuda_graph and device.type == "cuda" else None
     engine = Engine(model, kv, state, info, settings.engine.prefill_chunk, graphs=graphs)
     forget_maps()
