@@ -135,11 +135,13 @@ class GatedDelta(Protocol):
 
 class MoeExperts(Protocol):
     def __call__(
-        self, x: Tensor, router_logits: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, /
+        self, x: Tensor, routing: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, shared: Tensor, /
     ) -> Tensor:
-        """The ``top_k`` routed experts of each row of ``x [N, K]``, weighted by renormalised probabilities.
+        """The ``top_k`` routed experts of each row of ``x [N, K]``, weighted by renormalised probabilities, and
+        ``shared [N, K]``, the output of the shared expert, times the sigmoid of its gate.
 
-        ``router_logits [N, E]``; ``gate_up`` packs ``[E, 2 I, K]``, ``down`` packs ``[E, K, I]``.
+        ``routing [N, E + 1]`` is the logits of the experts, then the gate; ``gate_up`` packs ``[E, 2 I, K]``, ``down``
+        packs ``[E, K, I]``.
         """
 
 

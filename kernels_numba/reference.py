@@ -215,12 +215,17 @@ def _l2_normalised(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
 
 
-def moe_experts(x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
-    """The ``top_k`` experts of each row of ``x [N, K]``, weighted by their renormalised softmax probabilities."""
-    out = torch.zeros_like(x)
+def moe_experts(x: Tensor, routing: Tensor, gate_up: Tensor, down: Tensor, top_k: int, shared: Tensor) -> Tensor:
+    """The ``top_k`` experts of each row of ``x [N, K]``, weighted by their renormalised softmax probabilities.
+
+    ``routing [N, E + 1]`` ends with the gate of ``shared [N, K]``, which is added times its sigmoid. Of experts with
+    equal logits the first are chosen.
+    """
+    out = torch.sigmoid(routing[:, -1:]) * shared
     for row in range(x.shape[0]):
-        probabilities, chosen = torch.softmax(router_logits[row], -1).topk(top_k)
-        for weight, expert in zip(probabilities / probabilities.sum(), chosen.tolist(), strict=True):
+        probabilities, order = torch.softmax(routing[row, :-1], -1).sort(descending=True, stable=True)
+        probabilities = probabilities[:top_k]
+        for weight, expert in zip(probabilities / probabilities.sum(), order[:top_k].tolist(), strict=True):
             hidden = silu_mul(linear(x[row], gate_up[expert]))
             out[row] += weight * linear(hidden, down[expert])
     return out

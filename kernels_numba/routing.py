@@ -10,12 +10,14 @@ from kernels_numba.shapes import PackedLinear
 
 
 def routed_experts(linear: Linear, silu_mul: SiluMul) -> MoeExperts:
-    """The op ``moe_experts`` that runs every chosen expert once, on all of its rows."""
+    """The op ``moe_experts`` that runs every chosen expert once, on all of its rows. It waits for the device."""
 
-    def moe_experts(x: Tensor, router_logits: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int) -> Tensor:
-        probabilities, chosen = router_logits.float().softmax(-1).topk(top_k)
+    def moe_experts(
+        x: Tensor, routing: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, shared: Tensor
+    ) -> Tensor:
+        probabilities, chosen = routing[:, :-1].float().softmax(-1).topk(top_k)
         probabilities = (probabilities / probabilities.sum(-1, keepdim=True)).to(x.dtype)
-        out = torch.zeros_like(x)
+        out = torch.sigmoid(routing[:, -1:]) * shared
         for expert in torch.unique(chosen).tolist():
             rows, ranks = (chosen == expert).nonzero(as_tuple=True)
             hidden = silu_mul(linear(x[rows], gate_up[expert]))

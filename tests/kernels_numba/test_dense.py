@@ -78,16 +78,17 @@ def test_silu_mul(ops: OpTable, rows: int, width: int, scale: float) -> None:
 @given(rows=ROWS, experts=st.integers(1, 9), top_k=st.integers(1, 4), hidden=st.integers(1, 70))
 def test_moe_experts(ops: OpTable, rows: int, experts: int, top_k: int, hidden: int) -> None:
     random, top_k = Random(rows), min(top_k, experts)
-    x, router_logits = random.normal(rows, hidden), random.normal(rows, experts)
+    x, routing, shared = random.normal(rows, hidden), random.normal(rows, experts + 1), random.normal(rows, hidden)
     gate_up, down = random.normal(experts, 2 * 24, hidden), random.normal(experts, hidden, 24)
     out = ops.moe_experts(
         x.float(),
-        router_logits.float(),
+        routing.float(),
         ops.pack_linear(DenseMatrix(gate_up.float())),
         ops.pack_linear(DenseMatrix(down.float())),
         top_k,
+        shared.float(),
     )
-    expected = reference.moe_experts(x, router_logits, gate_up, down, top_k)
+    expected = reference.moe_experts(x, routing, gate_up, down, top_k, shared)
     torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=1e-5)
 
 

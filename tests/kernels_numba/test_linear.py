@@ -103,13 +103,14 @@ def test_stacks(ops: OpTable, kind: str) -> None:
 @EVERY_KIND
 def test_experts(ops: OpTable, kind: str) -> None:
     random = Random(0)
-    x, router_logits = random.normal(6, 128), random.normal(6, 4)
+    x, routing, shared = random.normal(6, 128), random.normal(6, 5), random.normal(6, 128)
     gate_up, down = (
         RandomMatrices(seed).by_name(kind)(4, *shape) for seed, shape in enumerate([(128, 128), (128, 64)])
     )
-    out = ops.moe_experts(x.float(), router_logits.float(), ops.pack_linear(gate_up), ops.pack_linear(down), 2)
+    stacks = ops.pack_linear(gate_up), ops.pack_linear(down)
+    out = ops.moe_experts(x.float(), routing.float(), *stacks, 2, shared.float())
     weights = [torch.stack([values(matrix[expert]) for expert in range(4)]) for matrix in (gate_up, down)]
-    expected = reference.moe_experts(x, router_logits, weights[0], weights[1], 2)
+    expected = reference.moe_experts(x, routing, weights[0], weights[1], 2, shared)
     assert (out.double() - expected).norm() < 1e-6 * expected.norm()
 
 

@@ -25,5 +25,5 @@ class MoeLayer:
 def moe(ops: OpTable, layer: MoeLayer, hidden: torch.Tensor) -> torch.Tensor:
     """Routed experts plus sigmoid(gate) times the shared expert, ``[N, hidden]``."""
     routing = ops.linear(hidden, layer.router)
-    routed = ops.moe_experts(hidden, routing[:, :-1], layer.gate_up, layer.down, layer.experts_per_token)
-    return routed + torch.sigmoid(routing[:, -1:]) * mlp(ops, layer.shared, hidden)
+    shared = mlp(ops, layer.shared, hidden)
+    return ops.moe_experts(hidden, routing, layer.gate_up, layer.down, layer.experts_per_token, shared)
