@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels_numba.nvidia import ptx as P
-from kernels_numba.nvidia.attention_kernels import BLOCK_TOKENS, PAGE_TOKENS, RING_ENTRIES, SPLIT_WARPS
+from kernels_numba.nvidia.attention_decode_kernels import BLOCK_TOKENS, PAGE_TOKENS, RING_ENTRIES, SPLIT_WARPS
 from kernels_numba.nvidia.text import Source
 
 PARAMETERS = "query kv table lengths partial statistics plan sequences table_columns page_bytes group exponent"
