@@ -15,12 +15,12 @@ from ninferd.errors import InputError, NinferError, one_line
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command tree; every leaf sets ``handler``, a function of the parsed arguments to an exit status."""
-    from ninferd.cli import chat, config, model, run
+    from ninferd.cli import bench, chat, config, model, run
 
     parser = argparse.ArgumentParser(prog="ninferd", description="Inference daemon for the Qwen3.5 hybrid family.")
     parser.add_argument("--version", action="version", version=f"ninferd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run, config, chat, model):
+    for module in (run, config, chat, model, bench):
         module.register(commands)
     return parser
 
