@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import attention_ops
+from kernels_numba.nvidia import append_ops, attention_ops
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.ops import AttentionPrefill
 from kernels_numba.shapes import AttentionNorms, AttentionShape
@@ -198,7 +198,7 @@ def appends(shape: AttentionShape) -> None:
         def append(
             projected: Tensor = projected, cos: Tensor = cos, sin: Tensor = sin, slots: Tensor = slots
         ) -> Tensor:
-            return attention_ops.append_kv(projected, norms, cos, sin, kv, 1, slots, shape)
+            return append_ops.append_kv(projected, norms, cos, sin, kv, 1, slots, shape)
 
         captured = 1e6 * seconds([append] * LAUNCHES)
         print(f"append {rows:5} rows: {captured:.2f} us in a graph, {host(append):.1f} us a call")

@@ -201,6 +201,9 @@ def cp_wait(groups: int) -> Any:
 fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
 # old value; counts up to a limit, then starts at 0 again
 atom_inc = asm("atom.acq_rel.gpu.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)
+atom_inc_relaxed = asm("atom.relaxed.gpu.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)  # orders nothing
+red_max = asm("red.global.max.u32 [$0],$1;", "", "lr", ORDERED)
+atom_add_s = asm("atom.shared.add.u32 $0,[$1],$2;", "r", "rr", ORDERED)  # old value
 
 # ---- exchange within a warp
 shfl_xor = asm("shfl.sync.bfly.b32 $0,$1,$2,0x1f,0xffffffff;", "r", "rr", ORDERED)
@@ -232,6 +235,11 @@ rsqrt = asm("rsqrt.approx.ftz.f32 $0,$1;", "f", "f")
 fmaxf = asm("max.f32 $0,$1,$2;", "f", "ff")
 fminf = asm("min.f32 $0,$1,$2;", "f", "ff")
 fmaf = asm("fma.rn.f32 $0,$1,$2,$3;", "f", "fff")
+# of one rounding each, whatever the compiler may do to floats elsewhere
+add_rn = asm("add.rn.f32 $0,$1,$2;", "f", "ff")
+sub_rn = asm("sub.rn.f32 $0,$1,$2;", "f", "ff")
+mul_rn = asm("mul.rn.f32 $0,$1,$2;", "f", "ff")
+div_rn = asm("div.rn.f32 $0,$1,$2;", "f", "ff")
 h2_pack = asm("cvt.rn.f16x2.f32 $0,$2,$1;", "r", "ff")
 bf2_pack = asm("cvt.rn.bf16x2.f32 $0,$2,$1;", "r", "ff")
 h2_lo_f = asm("{.reg .b16 l,h; mov.b32 {l,h},$1; cvt.f32.f16 $0,l;}", "f", "r")
@@ -243,6 +251,31 @@ h2_mul = asm("mul.f16x2 $0,$1,$2;", "r", "rr")
 _BROADCAST = "{.reg .b16 l,h; .reg .b32 t; mov.b32 {l,h},$2; mov.b32 t,{%s,%s}; mul.f16x2 $0,$1,t;}"
 h2_mul_lo = asm(_BROADCAST % ("l", "l"), "r", "rr")  # both times the second operand's low half
 h2_mul_hi = asm(_BROADCAST % ("h", "h"), "r", "rr")
+
+# ---- codes of a cache
+# round(x) to even, within +-127; of NaN 0
+int8_code = asm("{.reg .s32 t; cvt.rni.s32.f32 t,$1; min.s32 t,t,127; max.s32 $0,t,-127;}", "r", "f")
+# E4M3 of |x|, ties to even, at most 448, also of NaN: what is below 2^-6 counts in units of 2^-9
+e4m3_code = asm(
+    "{.reg .pred p; .reg .f32 a; .reg .b32 n,t; abs.f32 a,$1; mov.b32 n,a; bfe.u32 t,n,20,1; add.u32 n,n,t;"
+    "add.u32 n,n,0x7FFFF; shr.u32 n,n,20; sub.s32 n,n,960; fma.rn.f32 a,a,0f44000000,0f4B000000; mov.b32 t,a;"
+    "and.b32 t,t,15; abs.f32 a,$1; setp.lt.f32 p,a,0f3C800000; selp.b32 n,t,n,p; min.s32 $0,n,126;}",
+    "r",
+    "f",
+)
+# magnitude of the E2M1 code of x / step, ties to even, for x in bfloat16 and step in E4M3: then the products of step
+# and midpoints are exact, and comparing with them decides as the rounded quotient does
+_MIDPOINTS = {0x3E800000: "gt", 0x3F400000: "ge", 0x3FA00000: "gt", 0x3FE00000: "ge"}  # 0.25 0.75 1.25 1.75
+_MIDPOINTS |= {0x40200000: "gt", 0x40600000: "ge", 0x40A00000: "gt"}  # 2.5 3.5 5
+e2m1_code = asm(
+    "{.reg .pred p; .reg .f32 a,t; .reg .b32 n; abs.f32 a,$1; mov.b32 n,0;"
+    + "".join(
+        f"mul.f32 t,$2,0f{bits:08X}; setp.{test}.f32 p,a,t; @p add.u32 n,n,1;" for bits, test in _MIDPOINTS.items()
+    )
+    + "mov.b32 $0,n;}",
+    "r",
+    "ff",
+)
 
 # ---- E2M1 codes and E4M3 scales as halves
 # A word holds 8 codes, 4 in each of its halves, their bits where masks move them right into a half (sign to bit 15,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from kernels_numba.nvidia import attention_kernels, gated_delta_kernels, linear_kernels, norms_kernels
+from kernels_numba.nvidia import (
+    append_kernels,
+    attention_decode_kernels,
+    attention_kernels,
+    gated_delta_kernels,
+    linear_kernels,
+    norms_kernels,
+)
 from kernels_numba.nvidia.kernel import KernelSpec
 
 STREAM_READ = KernelSpec("stream_read", "stream_read", "make", (), "lli", threads=512, min_blocks=2, registers=40)
@@ -11,7 +18,9 @@ KERNELS: tuple[KernelSpec, ...] = (
     STREAM_READ,
     *linear_kernels.KERNELS,
     *norms_kernels.KERNELS,
+    *append_kernels.KERNELS,
     *attention_kernels.KERNELS,
+    *attention_decode_kernels.KERNELS,
     *gated_delta_kernels.KERNELS,
 )
 

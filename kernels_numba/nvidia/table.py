@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 
-from kernels_numba.nvidia import attention_ops, gated_delta_ops, linear_ops, norms_ops
+from kernels_numba.nvidia import append_ops, attention_decode_ops, attention_ops, gated_delta_ops, linear_ops, norms_ops
 from kernels_numba.nvidia.launch import CudaError, device_of
 from kernels_numba.nvidia.self_test import OpGroup, passing
 from kernels_numba.ops import OpTable
 from kernels_numba.torch_ops.table import TORCH_OPS
 
-GROUPS: tuple[OpGroup, ...] = (linear_ops.GROUP, norms_ops.GROUP, attention_ops.GROUP, gated_delta_ops.GROUP)
+GROUPS: tuple[OpGroup, ...] = (
+    linear_ops.GROUP,
+    norms_ops.GROUP,
+    append_ops.GROUP,
+    attention_decode_ops.GROUP,
+    attention_ops.GROUP,
+    gated_delta_ops.GROUP,
+)
 """A family of ops adds its group here."""
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Attention and cache writes by CUDA kernels: as near to float64 as the torch ops are."""
+"""Attention by CUDA kernels: as near to float64 as the torch ops are."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import attention_ops
+from kernels_numba.nvidia import attention_decode_ops, attention_ops
 from kernels_numba.ops import AttentionPrefill
-from kernels_numba.shapes import AttentionNorms, AttentionShape
+from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops import attention as torch_attention
-from kernels_numba.torch_ops.attention import _rotated
 
 pytestmark = pytest.mark.gpu
 
@@ -72,7 +71,7 @@ class Case:
         self.projected = normal(self.seed + 2, sequences, shape.projected_width)
 
     def ours(self) -> Tensor:
-        return attention_ops.attention_decode(
+        return attention_decode_ops.attention_decode(
             self.query, self.projected, self.paged, LAYER, self.table, self.lengths, self.shape
         )
 
@@ -256,90 +255,3 @@ def test_prefill_does_not_wait(device: torch.device) -> None:
         rows.by(attention_ops.attention_prefill)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@dataclass
-class Append:
-    """Rows for shuffled places of a cache of random numbers."""
-
-    shape: AttentionShape
-    rows: int
-
-    def __post_init__(self) -> None:
-        shape, rows = self.shape, self.rows
-        self.paged = random_kv(shape, rows // 40 + 2, 0)
-        self.projected = 3 * normal(1, rows, shape.projected_width)
-        weights = 1 + normal(2, 2, shape.head_dim).float() / 4
-        self.norms = AttentionNorms(weights[0].contiguous(), weights[1].contiguous(), 1e-6)
-        angles = 100 * normal(3, rows, shape.rotary_dim // 2).float()
-        self.cos, self.sin = angles.cos(), angles.sin()
-        places = torch.randperm(self.paged.pages.shape[0] * PAGE_TOKENS, generator=torch.Generator().manual_seed(4))
-        self.slots = places[:rows].cuda()
-
-    def copy(self) -> PagedKv:
-        return PagedKv(self.paged.pages.clone(), self.paged.layout)
-
-    def ours(self, kv: PagedKv) -> Tensor:
-        return attention_ops.append_kv(
-            self.projected, self.norms, self.cos, self.sin, kv, LAYER, self.slots, self.shape
-        )
-
-    def torchs(self, kv: PagedKv) -> Tensor:
-        return torch_attention.append_kv(
-            self.projected, self.norms, self.cos, self.sin, kv, LAYER, self.slots, self.shape
-        )
-
-    def exact(self) -> tuple[Tensor, Tensor]:
-        """Queries and keys in float64."""
-        shape = self.shape
-        projected, cos, sin = self.projected.double(), self.cos.double(), self.sin.double()
-
-        def normed(x: Tensor, weight: Tensor) -> Tensor:
-            x = x.reshape(x.shape[0], x.shape[1] // shape.head_dim, shape.head_dim)
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norms.eps) * weight.double()
-            return _rotated(x, cos, sin)
-
-        width = shape.query_width
-        return (
-            normed(projected[:, :width], self.norms.query),
-            normed(projected[:, 2 * width : 2 * width + shape.kv_width], self.norms.key),
-        )
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("rows", [0, 1, 3, 8, 300, 4096])
-def test_append(device: torch.device, shape: AttentionShape, rows: int) -> None:
-    """Values to the bit, queries and keys to one rounding; nothing else changes."""
-    append = Append(shape, rows)
-    kv, before = append.copy(), append.paged.plain
-    query, cached = append.ours(kv), kv.plain
-    assert query.shape == (rows, shape.heads, shape.head_dim)
-    pages, offsets = append.slots // PAGE_TOKENS, append.slots % PAGE_TOKENS
-    keys = cached[pages, LAYER, :, 0, offsets]
-    values = append.projected[:, 2 * shape.query_width + shape.kv_width :].view(rows, shape.kv_heads, shape.head_dim)
-    assert torch.equal(cached[pages, LAYER, :, 1, offsets], values)
-    cached[pages, LAYER, :, :, offsets] = before[pages, LAYER, :, :, offsets]
-    assert torch.equal(cached, before)
-    if rows:
-        exact_query, exact_keys = append.exact()
-        theirs = append.torchs(kv)
-        report(f"append {rows} queries", query, theirs, exact_query)
-        report(f"append {rows} keys", keys, cached[pages, LAYER, :, 0, offsets], exact_keys)
-        torch.testing.assert_close(query.double(), exact_query, atol=1e-4, rtol=2**-8)
-        torch.testing.assert_close(keys.double(), exact_keys, atol=1e-4, rtol=2**-8)
-
-
-def test_append_in_a_graph(device: torch.device) -> None:
-    append = Append(LARGE, 4)
-    kv = append.copy()
-    append.ours(kv)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        query = append.ours(kv)
-    for shift in (1, 77):
-        append.slots.copy_((append.slots + shift) % (kv.pages.shape[0] * PAGE_TOKENS))
-        append.projected.neg_()
-        graph.replay()
-        expected_kv = PagedKv(kv.pages.clone(), kv.layout)
-        assert torch.equal(query, append.ours(expected_kv))
-        assert torch.equal(kv.plain, expected_kv.plain)

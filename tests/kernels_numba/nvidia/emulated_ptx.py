@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,6 +57,30 @@ def _e2m1_halves(word: int) -> tuple[int, ...]:
     return tuple(moved(word & 0xFFFF, bits) | moved(word >> 16, bits) << 16 for bits in places)
 
 
+_E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+_E4M3 = tuple(
+    mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    for exponent in range(16)
+    for mantissa in range(8)
+)[:127]
+
+
+def _nearest(x: float, values: Sequence[float]) -> int:
+    """Index of the value next to ``x``, of two the even one; of NaN that of E4M3's largest, or 0."""
+    if x != x:
+        return len(values) - 1 if values is _E4M3 else 0
+    above = bisect.bisect_left(values, x)
+    if above in (0, len(values)):
+        return min(above, len(values) - 1)
+    below = above - 1
+    distances = x - values[below], values[above] - x
+    return (below, above)[distances[1] < distances[0] or (distances[0] == distances[1] and above % 2 == 0)]
+
+
+def _round_within(x: float, most: int) -> int:
+    return 0 if x != x else round(max(-most, min(most, x)))
+
+
 _PURE: dict[str, Callable[..., Any]] = {
     "u_div": lambda x, y: int(x) // int(y),
     "i_min": lambda x, y: min(signed(x), signed(y)) & 0xFFFFFFFF,
@@ -87,6 +112,13 @@ _PURE: dict[str, Callable[..., Any]] = {
     "fmaxf": lambda x, y: np.fmax(_F(x), _F(y)),
     "fminf": lambda x, y: np.fmin(_F(x), _F(y)),
     "fmaf": lambda x, y, z: _F(float(x) * float(y) + float(z)),
+    "add_rn": lambda x, y: _F(x) + _F(y),
+    "sub_rn": lambda x, y: _F(x) - _F(y),
+    "mul_rn": lambda x, y: _F(x) * _F(y),
+    "div_rn": lambda x, y: _F(x) / _F(y),
+    "int8_code": lambda x: _round_within(float(x), 127) & 0xFFFFFFFF,
+    "e4m3_code": lambda x: _nearest(abs(float(x)), _E4M3),
+    "e2m1_code": lambda x, step: _nearest(float(_F(abs(x)) / _F(step)), _E2M1),
     "smem_base": lambda: 0,
     "fence_gpu": lambda: None,
     "pdl_wait": lambda: None,
@@ -101,7 +133,7 @@ _KINDS: dict[str, tuple[Any, int]] = {
     "_f2": (_F, 2),
     "_f4": (_F, 4),
 }
-_KINDS |= {"_u16": (_H, 1), "_l": (_L, 1), "_i": (np.int32, 1)}
+_KINDS |= {"_u8": (np.uint8, 1), "_u16": (_H, 1), "_l": (_L, 1), "_i": (np.int32, 1)}
 
 
 class Vocabulary:
@@ -147,6 +179,18 @@ class Vocabulary:
     def atom_inc(self, address: int, limit: int) -> int:
         old: int = self._memory.read("global", _U, 1, address)
         self._memory.write("global", _U, address, 0 if old >= limit else old + 1)
+        return old
+
+    atom_inc_relaxed = atom_inc
+
+    def red_max(self, address: int, value: int) -> None:
+        self._memory.write("global", _U, address, max(int(value), self._memory.read("global", _U, 1, address)))
+
+    def atom_add_s(self, address: int, value: int) -> int:
+        """Of any warp, so that no race is noted."""
+        place = ctypes.c_uint32.from_address(self._memory.place("shared", int(address), 4))
+        old = place.value
+        place.value = old + int(value)
         return old
 
 

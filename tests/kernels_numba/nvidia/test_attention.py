@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,23 +12,17 @@ from torch import Tensor
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 from kernels_numba import reference
-from kernels_numba.nvidia import append, attention_combine, attention_rows, attention_rows_combine, attention_split
+from kernels_numba.nvidia import attention_rows, attention_rows_combine
 from kernels_numba.nvidia.attention_kernels import (
-    APPEND_WARPS,
-    COLUMNS,
-    COMBINE_SHARED_BYTES,
     COMBINE_WARPS,
-    PAGE_TOKENS,
-    SPLIT_WARPS,
     TILE_ROWS,
     TILE_WARPS,
     rows_combine_shared_bytes,
     rows_shared_bytes,
-    split_shared_bytes,
 )
-from kernels_numba.nvidia.attention_ops import row_splits, split_slots
+from kernels_numba.nvidia.attention_ops import row_splits
 from kernels_numba.shapes import AttentionShape
-from tests.kernels_numba.inputs import AttentionCase, Random, converted
+from tests.kernels_numba.inputs import AttentionCase
 from tests.kernels_numba.nvidia.emulator import launch
 
 LAYER = 1
@@ -44,188 +36,6 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 def pointers(*tensors: Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
-
-
-@dataclass
-class Decode:
-    """Both kernels on one case in bfloat16; what lies behind the contexts is NaN."""
-
-    case: AttentionCase
-    slots: int
-
-    def __post_init__(self) -> None:
-        case, shape = self.case, self.case.shape
-        self.kv, self.query, self.projected = case.paged("bf16"), case.query.bfloat16(), case.projected.bfloat16()
-        blocks = (self.slots, shape.kv_heads)
-        self.partial = torch.full((*blocks, shape.head_dim // 16, 32, 4), torch.nan)
-        self.statistics = torch.full((*blocks, COLUMNS, 2), torch.nan)
-        self.plan = torch.full((len(case.context_lengths), 2), -1, dtype=torch.int32)
-        self.lengths = torch.tensor(case.context_lengths)
-        self.out = torch.full((len(case.context_lengths), shape.query_width), torch.nan).bfloat16()
-
-    def run(self, late: bool = True) -> Tensor:
-        """``late``: asynchronous copies arrive at the last moment, not at once."""
-        shape, table = self.case.shape, self.case.page_table
-        group, exponent = shape.heads // shape.kv_heads, np.float32(shape.softmax_scale * math.log2(math.e))
-        results = [self.partial, self.statistics, self.plan]
-        launch(
-            attention_split.source(shape.head_dim),
-            (self.slots, shape.kv_heads, 1),
-            32 * SPLIT_WARPS,
-            [
-                self.query.data_ptr(),
-                self.kv.pages.data_ptr() + self.kv.layout.layer_bytes * LAYER,
-                *pointers(table, self.lengths, *results),
-                *(len(self.lengths), table.stride(0), self.kv.layout.page_bytes, group, exponent),
-            ],
-            [self.query, self.kv.pages, table, self.lengths, *results],
-            shared_bytes=split_shared_bytes(shape.head_dim),
-            order=lambda blocks: random.Random(0).sample(blocks, len(blocks)),
-            **({"waits": attention_split.WAITS} if late else {"names": list(attention_split.WAITS)}),
-        )
-        launch(
-            attention_combine.source(shape.head_dim),
-            (shape.head_dim // 16, shape.kv_heads, len(self.lengths)),
-            32 * COMBINE_WARPS,
-            [
-                *pointers(*results, self.projected[:, shape.query_width :], self.out),
-                *(2 * self.projected.stride(0), group, exponent),
-            ],
-            [*results, self.projected, self.out],
-            shared_bytes=COMBINE_SHARED_BYTES,
-        )
-        return self.out
-
-    def expected(self) -> Tensor:
-        case = self.case
-        return reference.attention_decode(
-            self.query.double(),
-            self.projected.double(),
-            self.kv,
-            LAYER,
-            case.page_table,
-            self.lengths,
-            case.shape,
-        )
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "contexts", "slots"),
-    [
-        (6, 1, 64, [200], 2),
-        (8, 2, 128, [1, 130, 64], 4),
-        (3, 1, 256, [15, 321], 4),
-        (1, 1, 64, [64, 65, 63, 17], 9),
-        (2, 1, 64, [5 * PAGE_TOKENS], 1),
-    ],
-    ids=str,
-)
-def test_decode(heads: int, kv_heads: int, head_dim: int, contexts: list[int], slots: int) -> None:
-    shape = AttentionShape(heads, kv_heads, head_dim, rotary_dim=16)
-    decode = Decode(AttentionCase.random(shape, contexts, tokens=len(contexts)), slots)
-    assert distance(decode.run(), decode.expected()) < ROUNDING
-
-
-def test_copies_may_arrive_at_once() -> None:
-    """None lands where something is still read."""
-    shape = AttentionShape(2, 1, 64, 16)
-    decode = Decode(AttentionCase.random(shape, [300], tokens=1), slots=1)
-    assert distance(decode.run(late=False), decode.expected()) < ROUNDING
-
-
-def test_a_new_maximum_replaces_the_sums() -> None:
-    """Every page of a split holds larger scores than the one before, and the last split the largest."""
-    shape = AttentionShape(2, 1, 64, 16)
-    case = AttentionCase.random(shape, [400], tokens=1)
-    for page, physical in enumerate(case.page_table[0].tolist()):
-        case.kv[physical, LAYER, :, 0] *= 4 * page + 1
-    decode = Decode(case, slots=2)
-    assert distance(decode.run(), decode.expected()) < ROUNDING
-
-
-def test_an_empty_sequence_yields_zeros() -> None:
-    shape = AttentionShape(2, 1, 64, 16)
-    case = AttentionCase.random(shape, [70, 1, 5], tokens=3)
-    decode = Decode(case, slots=6)
-    decode.lengths[1] = 0
-    out = decode.run()
-    decode.lengths[1] = 1
-    assert not out[1].any()
-    assert distance(out[[0, 2]], decode.expected()[[0, 2]]) < ROUNDING
-
-
-def test_more_splits_than_a_warp_has_in_flight() -> None:
-    shape = AttentionShape(2, 1, 64, 16)
-    pages = 4 * COMBINE_WARPS + 3
-    decode = Decode(AttentionCase.random(shape, [PAGE_TOKENS * pages - 10], tokens=1), slots=pages)
-    assert distance(decode.run(), decode.expected()) < ROUNDING
-    assert decode.plan.tolist() == [[0, pages]]
-
-
-@pytest.mark.parametrize(
-    ("contexts", "slots"),
-    [([64] * 6, 6), ([640, 64, 64], 6), ([640, 640, 640], 10), ([256, 256, 64], 4), ([9 * 64, 64], 40)],
-    ids=str,
-)
-def test_slots_are_shared_by_length(contexts: list[int], slots: int) -> None:
-    """The longest split is as short as the number of slots allows, and no slot serves two."""
-    shape = AttentionShape(1, 1, 64, 16)
-    decode = Decode(AttentionCase.random(shape, contexts, tokens=len(contexts)), slots)
-    assert distance(decode.run(), decode.expected()) < ROUNDING
-    pages = [-(-context // PAGE_TOKENS) for context in contexts]
-    least = next(most for most in range(1, max(pages) + 1) if sum(-(-p // most) for p in pages) <= slots)
-    counts = [-(-p // least) for p in pages]
-    assert decode.plan[:, 1].tolist() == counts
-    assert decode.plan[:, 0].tolist() == [sum(counts[:s]) for s in range(len(counts))]
-
-
-@pytest.mark.parametrize(
-    ("resident", "sequences", "slots"), [(66, 1, 66), (66, 33, 66), (66, 34, 132), (0, 1, 2), (5, 7, 15)]
-)
-def test_slots_fill_the_device_and_leave_two_for_each(resident: int, sequences: int, slots: int) -> None:
-    assert split_slots(resident, sequences) == slots
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim", "tokens"),
-    [(6, 2, 256, 64, 3), (5, 1, 128, 32, 2), (4, 2, 64, 64, 2), (2, 1, 256, 48, 1)],
-    ids=str,
-)
-def test_append(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, tokens: int) -> None:
-    shape = AttentionShape(heads, kv_heads, head_dim, rotary_dim)
-    case, numbers = AttentionCase.random(shape, [100], tokens), Random(3)
-    angles = 10 * numbers.normal(tokens, rotary_dim // 2)
-    cos, sin = angles.cos().float(), angles.sin().float()
-    norms = converted(case.norms, torch.float32)
-    kv, projected = case.empty("bf16"), case.projected.bfloat16()
-    projected[0] *= 1e-3  # so small that epsilon counts
-    slots = numbers.permutation(kv.pages.shape[0] * PAGE_TOKENS)[:tokens]
-    query = torch.full((tokens, heads, head_dim), torch.nan).bfloat16()
-    tensors = [projected, norms.query, norms.key, cos, sin, kv.pages, slots, query]
-    launch(
-        append.source(head_dim),
-        (tokens, -(-(heads + 2 * kv_heads) // APPEND_WARPS), 1),
-        32 * APPEND_WARPS,
-        [
-            *pointers(*tensors),
-            *(2 * projected.stride(0), heads, kv_heads, rotary_dim // 2),
-            *(kv.layout.page_bytes, kv.layout.layer_bytes * LAYER, np.float32(norms.eps)),
-        ],
-        tensors,
-    )
-    expected_kv = case.empty("fp32")
-    expected = reference.append_kv(
-        projected.double(),
-        converted(norms, torch.float64),
-        cos.double(),
-        sin.double(),
-        expected_kv,
-        LAYER,
-        slots,
-        shape,
-    )
-    torch.testing.assert_close(query.double(), expected, atol=1e-5, rtol=2**-8)
-    torch.testing.assert_close(kv.plain.float(), expected_kv.plain, atol=1e-5, rtol=2**-8)
 
 
 def rows_attended(case: AttentionCase, most: int) -> tuple[Tensor, Tensor]:
