@@ -135,38 +135,71 @@ def test_columns_only_grow_and_truncation_stops_at_what_is_protected() -> None:
 
 
 Maker = Callable[[LogicalPages], Handles]
-REFUSED: dict[str, tuple[Maker, Callable[[LogicalPages, Handles], object]]] = {
-    "share a written page": (_written, lambda pages, h: pages.share(h)),
-    "pin a written page": (_written, lambda pages, h: pages.pin(h)),
-    "deactivate a written page": (_written, lambda pages, h: pages.deactivate(h)),
-    "release an active reference": (_written, lambda pages, h: pages.release(h)),
-    "spill a written page": (_written, lambda pages, h: pages.start_spill(h, _slabs(pages, 1))),
-    "commit to a frozen page": (_idle, lambda pages, h: pages.commit_columns(h, 64)),
-    "freeze a frozen page": (_idle, lambda pages, h: pages.freeze(h)),
-    "truncate a frozen page": (_idle, lambda pages, h: pages.truncate(h, 64)),
-    "abandon a frozen page": (_idle, lambda pages, h: pages.abandon(h)),
-    "drop the only copy": (_idle, lambda pages, h: pages.drop_device(h)),
-    "take over the only copy": (_idle, lambda pages, h: pages.take_over_device(h)),
-    "restore what is on the device": (_backed, lambda pages, h: pages.start_restore(h, reserve(pages.pool, 1))),
-    "spill twice": (_backed, lambda pages, h: pages.start_spill(h, _slabs(pages, 1))),
-    "drop the only host copy": (_on_host, lambda pages, h: pages.drop_host(h)),
-    "activate off the device": (_on_host, lambda pages, h: pages.activate(h)),
-    "more active than referenced": (_idle, lambda pages, h: [pages.activate(h), pages.activate(h)]),
-    "unpin what is not pinned": (_idle, lambda pages, h: pages.unpin(h)),
-    "end a spill that is not": (_idle, lambda pages, h: pages.end_spill(h, landed=True)),
-    "end a restore that is not": (_idle, lambda pages, h: pages.end_restore(h, landed=True)),
-    "drop under a pin": (_backed, lambda pages, h: [pages.pin(h), pages.drop_device(h)]),
-    "drop the host copy under a pin": (_backed, lambda pages, h: [pages.pin(h), pages.drop_host(h)]),
-    "take over under a pin": (_backed, lambda pages, h: [pages.pin(h), pages.take_over_device(h)]),
-    "drop while active": (_backed, lambda pages, h: [pages.activate(h), pages.drop_device(h)]),
+Act = Callable[[LogicalPages, Handles], object]
+REFUSED: dict[str, tuple[Maker, tuple[Act, ...]]] = {
+    "share a written page": (_written, (lambda pages, h: pages.share(h),)),
+    "pin a written page": (_written, (lambda pages, h: pages.pin(h),)),
+    "deactivate a written page": (_written, (lambda pages, h: pages.deactivate(h),)),
+    "release an active reference": (_written, (lambda pages, h: pages.release(h),)),
+    "spill a written page": (_written, (lambda pages, h: pages.start_spill(h, _slabs(pages, 1)),)),
+    "commit to a frozen page": (_idle, (lambda pages, h: pages.commit_columns(h, 64),)),
+    "freeze a frozen page": (_idle, (lambda pages, h: pages.freeze(h),)),
+    "truncate a frozen page": (_idle, (lambda pages, h: pages.truncate(h, 64),)),
+    "abandon a frozen page": (_idle, (lambda pages, h: pages.abandon(h),)),
+    "drop the only copy": (_idle, (lambda pages, h: pages.drop_device(h),)),
+    "take over the only copy": (_idle, (lambda pages, h: pages.take_over_device(h),)),
+    "restore what is on the device": (_backed, (lambda pages, h: pages.start_restore(h, reserve(pages.pool, 1)),)),
+    "spill twice": (_backed, (lambda pages, h: pages.start_spill(h, _slabs(pages, 1)),)),
+    "drop the only host copy": (_on_host, (lambda pages, h: pages.drop_host(h),)),
+    "activate off the device": (_on_host, (lambda pages, h: pages.activate(h),)),
+    "more active than referenced": (
+        _idle,
+        (
+            lambda pages, h: pages.activate(h),
+            lambda pages, h: pages.activate(h),
+        ),
+    ),
+    "unpin what is not pinned": (_idle, (lambda pages, h: pages.unpin(h),)),
+    "end a spill that is not": (_idle, (lambda pages, h: pages.end_spill(h, landed=True),)),
+    "end a restore that is not": (_idle, (lambda pages, h: pages.end_restore(h, landed=True),)),
+    "drop under a pin": (
+        _backed,
+        (
+            lambda pages, h: pages.pin(h),
+            lambda pages, h: pages.drop_device(h),
+        ),
+    ),
+    "drop the host copy under a pin": (
+        _backed,
+        (
+            lambda pages, h: pages.pin(h),
+            lambda pages, h: pages.drop_host(h),
+        ),
+    ),
+    "take over under a pin": (
+        _backed,
+        (
+            lambda pages, h: pages.pin(h),
+            lambda pages, h: pages.take_over_device(h),
+        ),
+    ),
+    "drop while active": (
+        _backed,
+        (
+            lambda pages, h: pages.activate(h),
+            lambda pages, h: pages.drop_device(h),
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_broken_precondition_is_an_error(case: str) -> None:
-    make, act = REFUSED[case]
+    make, (*before, act) = REFUSED[case]
     pages = make_pages(4, 4)
     handles = make(pages)
+    for step in before:
+        step(pages, handles)
     with pytest.raises(InvariantError):
         act(pages, handles)
 

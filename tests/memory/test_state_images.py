@@ -87,10 +87,9 @@ def test_a_failed_spill_frees_the_slabs_and_keeps_the_device_copy() -> None:
 def test_a_capture_to_the_host_is_complete_when_it_lands() -> None:
     images, slabs = _images()
     image = images.start_capture(_slabs(slabs))
-    assert not image.settled
+    before = image.settled
     images.end_spill(image, landed=True)
-    assert image.settled
-    assert not image.on_device
+    assert (before, image.settled, image.on_device) == (False, True, False)
 
 
 def test_released_while_a_copy_reads_it_goes_afterwards() -> None:
