@@ -4,18 +4,15 @@
 
 PATH is a .ninfer file or a Hugging Face directory. Each round drops the files from the page cache and reads them once
 from front to back in one thread (as ``dd`` does), drops them again and loads the model; the best round of each counts.
-``--direct`` reads with O_DIRECT in the baseline. Then both are done once more with the files in the cache. Needs no
-packages beyond torch, numpy and numba. What is not root's may refuse to be dropped; the first figures then say so.
+``--direct`` reads with O_DIRECT in the baseline. Then both are done once more with the files in the cache. What is not
+root's may refuse to be dropped; the first figures then say so.
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
-import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,14 +20,12 @@ from typing import Final
 import torch
 
 from kernels_numba.selection import ops_for
+from ninferd.benchmarks.page_cache import drop, planned_load, read_seconds, weight_files
 from ninferd.models import text_config
-from ninferd.models.qwen3_5.load import load_text, text_geometry
-from ninferd.weights.loading.layout import DenseDtype
-from ninferd.weights.loading.plan import text_plan
-from ninferd.weights.loading.resolve import ResolvedPlan, resolve_plan
+from ninferd.models.qwen3_5.load import load_text
+from ninferd.weights.loading.resolve import ResolvedPlan
 from ninferd.weights.opening import open_model
 
-READ_BYTES: Final = 8 << 20
 GB: Final = 1e9
 MIB: Final = 1 << 20
 
@@ -54,19 +49,19 @@ def main() -> None:
     device = torch.device(args.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     load(args.path, device, dtype)  # the first use of a device takes memory and time of its own
-    plan = planned(args.path, dtype)
-    files = files_of(plan)
+    plan = planned_load(args.path, dtype)
+    files = weight_files(plan)
     total = sum(path.stat().st_size for path in files)
     print(f"{len(files)} file(s) of {total / GB:.3f} GB, of which {plan.file_bytes / GB:.3f} GB are matrices to load")
     reads, loads = [], []
     for _ in range(args.rounds):
         drop(files)
-        reads.append(read(files, direct=args.direct))
+        reads.append(read_seconds(files, direct=args.direct))
         drop(files)
         loads.append(load(args.path, device, dtype))
     report("not in the page cache", total, plan, min(reads), min(loads, key=lambda each: each.seconds))
-    read(files, direct=False)
-    warm_read = min(read(files, direct=False) for _ in range(args.rounds))
+    read_seconds(files)
+    warm_read = min(read_seconds(files) for _ in range(args.rounds))
     warm_loads = [load(args.path, device, dtype) for _ in range(args.rounds)]
     report("in the page cache", total, plan, warm_read, min(warm_loads, key=lambda each: each.seconds))
 
@@ -78,19 +73,6 @@ def report(where: str, total: int, plan: ResolvedPlan, read_seconds: float, load
         f"device {load.device_bytes / MIB:.1f} MiB, predicted {plan.device_bytes / MIB:.1f} MiB "
         f"({load.device_bytes / plan.device_bytes - 1:+.2%}); host peak {load.host_peak_bytes / MIB:.0f} MiB"
     )
-
-
-def planned(path: Path, dtype: torch.dtype) -> ResolvedPlan:
-    """What the load takes and reads, from headers alone."""
-    source = open_model(path)
-    dense: DenseDtype = "<f4" if dtype == torch.float32 else "<u2"
-    return resolve_plan(source, text_plan(text_geometry(text_config(source))), dense)
-
-
-def files_of(plan: ResolvedPlan) -> list[Path]:
-    """The files with the weights, in order."""
-    copies = (copy for matrix in plan.matrices for layout in matrix.layouts for copy in layout.copies)
-    return sorted({span.path for copy in copies for span in copy.spans})
 
 
 def load(path: Path, device: torch.device, dtype: torch.dtype) -> Load:
@@ -139,27 +121,6 @@ def resident_bytes() -> int:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     names = ("RssAnon", "RssShmem") if "RssAnon" in lines else ("VmRSS",)
     return sum(int(lines[name].split()[0]) * 1024 for name in names)
-
-
-def drop(files: Iterable[Path]) -> None:
-    """Ask the kernel to forget the files' pages."""
-    os.sync()
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def read(files: Iterable[Path], *, direct: bool) -> float:
-    """Seconds for all bytes, one thread, from front to back."""
-    buffer = mmap.mmap(-1, READ_BYTES)  # aligned to a page, as O_DIRECT needs it
-    started = time.perf_counter()
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-        while os.readv(descriptor, [buffer]):
-            pass
-        os.close(descriptor)
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":
