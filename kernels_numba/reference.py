@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.access import load, store
 from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.hadamard import hadamard
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.shapes import L2_EPS, AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
@@ -95,18 +97,15 @@ def append_kv(
     shape: AttentionShape,
 ) -> Tensor:
     """Normed and rotated queries ``[N, H, D]``; writes normed, rotated keys and raw values to the cache."""
-    cached = kv.plain
     queries = []
-    for row, slot in zip(range(projected.shape[0]), slot_mapping.tolist(), strict=True):
+    for row in range(projected.shape[0]):
         query, _, key, value = torch.split(
             projected[row], [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width]
         )
-        query = rms_norm(query.view(shape.heads, -1), norms.query, norms.eps)
-        key = rms_norm(key.view(shape.kv_heads, -1), norms.key, norms.eps)
-        queries.append(rotate(query, cos[row], sin[row]))
-        page, offset = divmod(slot, PAGE_TOKENS)
-        cached[page, layer, :, 0, offset] = rotate(key, cos[row], sin[row]).to(cached.dtype)
-        cached[page, layer, :, 1, offset] = value.view(shape.kv_heads, -1).to(cached.dtype)
+        query = rotate(rms_norm(query.view(shape.heads, -1), norms.query, norms.eps), cos[row], sin[row])
+        key = rotate(rms_norm(key.view(shape.kv_heads, -1), norms.key, norms.eps), cos[row], sin[row])
+        store(kv, layer, slot_mapping[row : row + 1], key[None], value.view(1, shape.kv_heads, -1))
+        queries.append(hadamard(query) if kv.layout.codec.rotates_keys else query)
     return torch.stack(queries)
 
 
@@ -137,19 +136,22 @@ def attention_prefill(
     context_length: int,
     shape: AttentionShape,
 ) -> Tensor:
-    """Gated causal attention of the last T positions of one sequence: softmax(q·k/sqrt(D))·v·sigmoid(gate)."""
-    tokens, cached = query.shape[0], kv.plain
+    """Gated causal attention of the last T positions of one sequence: softmax(q·k/sqrt(D))·v·sigmoid(gate).
+
+    Keys and values are those that are stored, quantised or not, the new tokens' too.
+    """
+    tokens = query.shape[0]
     gate = torch.sigmoid(projected[:, shape.gate_columns])
     out = torch.zeros_like(query)
+    # [pages, KV, PAGE_TOKENS, D] -> [KV, positions, D]
+    cached = load(kv, layer, pages[: -(-context_length // PAGE_TOKENS)], query.dtype)
+    keys, values = (part.transpose(0, 1).flatten(1, 2) for part in cached)
     for row in range(tokens):
         visible = context_length - tokens + row + 1
-        places = [(int(pages[t // PAGE_TOKENS]), t % PAGE_TOKENS) for t in range(visible)]
         for head in range(shape.heads):
             kv_head = head // (shape.heads // shape.kv_heads)
-            keys = torch.stack([cached[page, layer, kv_head, 0, offset] for page, offset in places]).to(query.dtype)
-            values = torch.stack([cached[page, layer, kv_head, 1, offset] for page, offset in places]).to(query.dtype)
-            weights = torch.softmax(keys @ query[row, head] * shape.softmax_scale, 0)
-            out[row, head] = weights @ values
+            weights = torch.softmax(keys[kv_head, :visible] @ query[row, head] * shape.softmax_scale, 0)
+            out[row, head] = weights @ values[kv_head, :visible]
     return out.flatten(1) * gate
 
 

@@ -62,9 +62,14 @@ class KvCodec:
     rotates_keys: bool
     """Whether keys, and with them the queries, are turned by the Hadamard matrix before they are stored."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether keys and values are numbers without scales."""
+        return self.key.is_plain and self.value.is_plain
+
     def supports(self, head_dim: int) -> bool:
-        """Whether heads of this size can be stored: any plainly, else powers of two of at least 64."""
-        if self.key.is_plain and self.value.is_plain:
+        """Whether heads of this size can be stored: any as they are, else powers of two of at least 64."""
+        if self.is_plain and not self.rotates_keys:
             return head_dim >= 1
         return head_dim >= 64 and head_dim & (head_dim - 1) == 0
 

@@ -1,4 +1,4 @@
-"""Gated attention over paged keys and values."""
+"""Gated attention over paged keys and values of any codec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels_numba.kv.access import load, store
 from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.encode import turned
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 from kernels_numba.torch_ops.dense import rms_norm
@@ -22,16 +24,15 @@ def append_kv(
     slot_mapping: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    tokens, cached = projected.shape[0], kv.plain
+    tokens = projected.shape[0]
     query, _, key, value = torch.split(
         projected, [shape.query_width, shape.query_width, shape.kv_width, shape.kv_width], 1
     )
     query = rms_norm(query.reshape(tokens, shape.heads, shape.head_dim), norms.query, norms.eps)
     key = rms_norm(key.reshape(tokens, shape.kv_heads, shape.head_dim), norms.key, norms.eps)
-    page, offset = slot_mapping // PAGE_TOKENS, slot_mapping % PAGE_TOKENS
-    cached[page, layer, :, 0, offset] = _rotated(key, cos, sin).to(cached.dtype)
-    cached[page, layer, :, 1, offset] = value.reshape(tokens, shape.kv_heads, shape.head_dim).to(cached.dtype)
-    return _rotated(query, cos, sin)
+    value = value.reshape(tokens, shape.kv_heads, shape.head_dim)
+    store(kv, layer, slot_mapping, _rotated(key, cos, sin), value)
+    return turned(kv.layout.codec, _rotated(query, cos, sin))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -69,9 +70,9 @@ def attention_prefill(
     shape: AttentionShape,
 ) -> Tensor:
     tokens = query.shape[0]
-    cached = kv.plain[pages[: -(-context_length // PAGE_TOKENS)], layer].to(query.dtype)
-    # [pages, KV, 2, PAGE_TOKENS, D] -> [2, KV, context, D]
-    key, value = cached.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, :context_length]
+    cached = load(kv, layer, pages[: -(-context_length // PAGE_TOKENS)], query.dtype)
+    # [pages, KV, PAGE_TOKENS, D] -> [KV, context, D]
+    key, value = (part.transpose(0, 1).flatten(1, 2)[:, :context_length] for part in cached)
     group = shape.heads // shape.kv_heads
     mask = None
     if tokens > 1:
