@@ -8,7 +8,7 @@ Lane L holds ``x0`` to ``x7``, dimensions 8 L to 8 L + 7, as bfloat16 numbers. T
 * ``fp8``: a scale float16(largest / 448) of the head, codes E4M3(x * (1 / scale)).
 * ``int8``: a scale float16(largest / 127) of 64 dimensions, codes round(x * (1 / scale)).
 
-NaN counts nothing towards the largest and infinity all there is: no scale byte is ever 0x7F, the NaN of E4M3.
+NaN counts as zero and infinity as the largest bfloat16 of its sign, so no code and no scale is ever NaN.
 
 ``token`` is the place in the page, ``run`` the address of the head run there. Codes are scattered as ``ptx.dq8`` wants
 them. Everything of a token is whole 16-bit units, or bytes, so nothing is read in order to be written.
@@ -26,6 +26,8 @@ _SIGN = "u32(0x80000000)"
 
 def quantise(w: Source, form: str) -> None:
     """``scale``: its bits, in all lanes that share it; ``c0`` to ``c7``: codes, of nvfp4 without their signs."""
+    for i in range(EACH):
+        w(f"x{i} = P.finite(x{i})")
     w("largest = abs(x0)")
     for i in range(1, EACH):
         w(f"largest = P.fmaxf(largest, abs(x{i}))")
@@ -38,7 +40,8 @@ def quantise(w: Source, form: str) -> None:
             w(f"c{i} = P.e2m1_code(x{i}, step)")
         return
     w(f"""
-        scale = P.h2_pack(P.div_rn(largest, f32({127 if form == "int8" else 448})), f32(0)); inverse = f32(0)
+        ratio = P.fminf(P.div_rn(largest, f32({127 if form == "int8" else 448})), f32(65504))
+        scale = P.h2_pack(ratio, f32(0)); inverse = f32(0)
         if scale != u32(0):
             inverse = P.div_rn(f32(1), P.h2_lo_f(scale))
     """)

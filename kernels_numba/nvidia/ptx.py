@@ -10,7 +10,7 @@ Kernels import their types from here too, never numba itself: this is the one pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,37 +45,42 @@ def function_of(source: str, name: str, **names: Any) -> Any:
     return scope[name]
 
 
-def asm(template: str, results: str, arguments: str, effect: str = PURE) -> Any:
-    """The intrinsic of a PTX template; ``results`` and ``arguments`` are letters of ``TYPES``."""
+def inline(
+    builder: Any, template: str, results: str, arguments: str, values: Sequence[Any], effect: str = PURE
+) -> list[Any]:
+    """Emit a PTX template with LLVM ``values``; its LLVM results."""
     registers = {"i": "r"}
     outputs = ["=" + registers.get(letter, letter) for letter in results]
     inputs = [registers.get(letter, letter) for letter in arguments]
     constraints = ",".join(outputs + inputs + (["~{memory}"] if effect == BARRIER else []))
-    result_types = [TYPES[letter] for letter in results]
-    argument_types = [TYPES[letter] for letter in arguments]
+    returned = [TYPES[letter][1] for letter in results]
+    llvm_type = {0: ir.VoidType(), 1: returned[0] if returned else None}.get(
+        len(returned), ir.LiteralStructType(returned)
+    )
+    function = ir.FunctionType(llvm_type, [TYPES[letter][1] for letter in arguments])
+    call = builder.call(ir.InlineAsm(function, template, constraints, side_effect=effect != PURE), values)
+    if len(results) <= 1:
+        return [call] * len(results)
+    return [builder.extract_value(call, index) for index in range(len(results))]
+
+
+def asm(template: str, results: str, arguments: str, effect: str = PURE) -> Any:
+    """The intrinsic of a PTX template; ``results`` and ``arguments`` are letters of ``TYPES``."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        returned = [llvm for _, llvm in result_types]
-        llvm_type = {0: ir.VoidType(), 1: returned[0] if returned else None}.get(
-            len(returned), ir.LiteralStructType(returned)
-        )
-        function = ir.FunctionType(llvm_type, [llvm for _, llvm in argument_types])
-        call = builder.call(ir.InlineAsm(function, template, constraints, side_effect=effect != PURE), values)
+        items = inline(builder, template, results, arguments, values, effect)
         if not results:
             return context.get_dummy_value()
-        if len(results) == 1:
-            return call
-        items = [builder.extract_value(call, index) for index in range(len(results))]
-        return context.make_tuple(builder, signature.return_type, items)
+        return items[0] if len(results) == 1 else context.make_tuple(builder, signature.return_type, items)
 
-    numba_types = [numba_type for numba_type, _ in result_types]
+    numba_types = [TYPES[letter][0] for letter in results]
     if len(numba_types) <= 1:
         returns = numba_types[0] if numba_types else types.none
     elif len(set(results)) == 1:
         returns = types.UniTuple(numba_types[0], len(numba_types))
     else:
         returns = types.Tuple(numba_types)
-    return _intrinsic(returns(*[numba_type for numba_type, _ in argument_types]), emit, len(arguments))
+    return _intrinsic(returns(*[TYPES[letter][0] for letter in arguments]), emit, len(arguments))
 
 
 def ir32(build: Callable[..., Any], arguments: int, results: int = 1) -> Any:
@@ -97,7 +102,7 @@ def _intrinsic(signature: Any, emit: Any, arguments: int) -> Any:
     return intrinsic(scope["function"])
 
 
-def _constant(value: int) -> Any:
+def constant(value: int) -> Any:
     return ir.Constant(_INT, value & 0xFFFFFFFF)
 
 
@@ -139,6 +144,10 @@ ldg_f = asm("ld.global.f32 $0,[$1];", "f", "l", ORDERED)
 ldg_f2 = asm("ld.global.v2.f32 {$0,$1},[$2];", "ff", "l", ORDERED)
 ldg_f4 = asm("ld.global.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)
 ldg_l2_f4 = asm("ld.global.cg.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "l", ORDERED)  # what another block wrote
+ldg_l2_f = asm("ld.global.cg.f32 $0,[$1];", "f", "l", ORDERED)
+ldg_l2_2 = asm("ld.global.cg.v2.u32 {$0,$1},[$2];", "rr", "l", ORDERED)
+ldg_l2_u16 = asm("{.reg .u16 t; ld.global.cg.u16 t,[$1]; cvt.u32.u16 $0,t;}", "r", "l", ORDERED)
+prefetch_l2 = asm("prefetch.global.L2 [$0];", "", "l", ORDERED)
 stg1 = asm("st.global.u32 [$0],$1;", "", "lr", ORDERED)
 stg2 = asm("st.global.v2.u32 [$0],{$1,$2};", "", "lrr", ORDERED)
 stg4 = asm("st.global.v4.u32 [$0],{$1,$2,$3,$4};", "", "lrrrr", ORDERED)
@@ -152,6 +161,7 @@ stg_f4 = asm("st.global.v4.f32 [$0],{$1,$2,$3,$4};", "", "lffff", ORDERED)
 lds4 = asm("ld.shared.v4.u32 {$0,$1,$2,$3},[$4];", "rrrr", "r", ORDERED)
 lds2 = asm("ld.shared.v2.u32 {$0,$1},[$2];", "rr", "r", ORDERED)
 lds1 = asm("ld.shared.u32 $0,[$1];", "r", "r", ORDERED)
+lds_l = asm("ld.shared.u64 $0,[$1];", "l", "r", ORDERED)
 lds_u16 = asm("{.reg .u16 t; ld.shared.u16 t,[$1]; cvt.u32.u16 $0,t;}", "r", "r", ORDERED)
 lds_f = asm("ld.shared.f32 $0,[$1];", "f", "r", ORDERED)
 lds_f2 = asm("ld.shared.v2.f32 {$0,$1},[$2];", "ff", "r", ORDERED)
@@ -159,6 +169,7 @@ lds_f4 = asm("ld.shared.v4.f32 {$0,$1,$2,$3},[$4];", "ffff", "r", ORDERED)
 sts4 = asm("st.shared.v4.u32 [$0],{$1,$2,$3,$4};", "", "rrrrr", ORDERED)
 sts2 = asm("st.shared.v2.u32 [$0],{$1,$2};", "", "rrr", ORDERED)
 sts1 = asm("st.shared.u32 [$0],$1;", "", "rr", ORDERED)
+sts_l = asm("st.shared.u64 [$0],$1;", "", "rl", ORDERED)
 sts_u16 = asm("{.reg .u16 t; cvt.u16.u32 t,$1; st.shared.u16 [$0],t;}", "", "rr", ORDERED)
 sts_f = asm("st.shared.f32 [$0],$1;", "", "rf", ORDERED)
 sts_f2 = asm("st.shared.v2.f32 [$0],{$1,$2};", "", "rff", ORDERED)
@@ -185,6 +196,10 @@ def smem_base(context: Any) -> Any:  # noqa: ARG001
 
 # ---- barriers, asynchronous copies in groups, programmatic dependent launch (nothing below sm_90)
 bar_sync = asm("bar.sync 0;", "", "", BARRIER)
+# whether any thread of the block brings something other than 0
+bar_or = asm(
+    "{.reg .pred p,q; setp.ne.u32 p,$1,0; bar.red.or.pred q,0,p; selp.u32 $0,1,0,q;}", "r", "r", BARRIER
+)
 syncwarp = asm("bar.warp.sync 0xffffffff;", "", "", BARRIER)
 cp_async16 = asm("cp.async.cg.shared.global.L2::256B [$0],[$1],16;", "", "rl", BARRIER)
 cp_commit = asm("cp.async.commit_group;", "", "", BARRIER)
@@ -197,6 +212,18 @@ def cp_wait(groups: int) -> Any:
     return asm(f"cp.async.wait_group {groups};", "", "", BARRIER)
 
 
+@intrinsic
+def rolled(context: Any) -> Any:  # noqa: ARG001
+    """At the top of a loop's body: the loop stays as it is, it is not unrolled."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        nothing = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True)
+        builder.call(nothing, [], attrs=("convergent",))
+        return context.get_dummy_value()
+
+    return types.none(), emit
+
+
 # ---- exchange between blocks
 fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
 # old value; counts up to a limit, then starts at 0 again
@@ -204,6 +231,16 @@ atom_inc = asm("atom.acq_rel.gpu.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER
 atom_inc_relaxed = asm("atom.relaxed.gpu.global.inc.u32 $0,[$1],$2;", "r", "lr", BARRIER)  # orders nothing
 red_max = asm("red.global.max.u32 [$0],$1;", "", "lr", ORDERED)
 atom_add_s = asm("atom.shared.add.u32 $0,[$1],$2;", "r", "rr", ORDERED)  # old value
+
+# a barrier of the grid: what a thread has seen before it arrives, those that have waited see
+arrive = asm("red.release.gpu.global.add.u32 [$0],1;", "", "l", BARRIER)
+wait_for = asm(
+    "{.reg .pred p; .reg .u32 n; again_${:uid}: ld.acquire.gpu.global.u32 n,[$0]; setp.lt.u32 p,n,$1;"
+    "@p bra again_${:uid};}",
+    "",
+    "lr",
+    BARRIER,
+)
 
 # ---- exchange within a warp
 shfl_xor = asm("shfl.sync.bfly.b32 $0,$1,$2,0x1f,0xffffffff;", "r", "rr", ORDERED)
@@ -222,8 +259,9 @@ movmatrix = asm("movmatrix.sync.aligned.m8n8.trans.b16 $0,$1;", "r", "r", ORDERE
 _MMA = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$11,$12,$13}};"
 )
-mma_f16 = asm(_MMA.format("f16"), "ffff", "rrrrrrffff")
-mma_bf16 = asm(_MMA.format("bf16"), "ffff", "rrrrrrffff")
+MMA = {dtype: (_MMA.format(dtype), "ffff", "rrrrrrffff") for dtype in ("f16", "bf16")}
+mma_f16 = asm(*MMA["f16"])
+mma_bf16 = asm(*MMA["bf16"])
 
 # ---- floats, and pairs of halves (the first in the low bits)
 bits_f = asm("mov.b32 $0,$1;", "f", "r")
@@ -247,15 +285,24 @@ h2_hi_f = asm("{.reg .b16 l,h; mov.b32 {l,h},$1; cvt.f32.f16 $0,h;}", "f", "r")
 bf2_lo_f = asm("shl.b32 $0,$1,16;", "f", "r")
 bf2_hi_f = asm("and.b32 $0,$1,0xffff0000;", "f", "r")
 h2_add = asm("add.f16x2 $0,$1,$2;", "r", "rr")
+h2_max = asm("max.f16x2 $0,$1,$2;", "r", "rr")
+bf2_max = asm("max.bf16x2 $0,$1,$2;", "r", "rr")
 h2_mul = asm("mul.f16x2 $0,$1,$2;", "r", "rr")
 _BROADCAST = "{.reg .b16 l,h; .reg .b32 t; mov.b32 {l,h},$2; mov.b32 t,{%s,%s}; mul.f16x2 $0,$1,t;}"
 h2_mul_lo = asm(_BROADCAST % ("l", "l"), "r", "rr")  # both times the second operand's low half
 h2_mul_hi = asm(_BROADCAST % ("h", "h"), "r", "rr")
 
 # ---- codes of a cache
-# round(x) to even, within +-127; of NaN 0
+# NaN as zero, infinity as the largest bfloat16
+finite = asm(
+    "{.reg .pred p; .reg .f32 t; max.f32 t,$1,0fFF7F0000; min.f32 t,t,0f7F7F0000; setp.num.f32 p,$1,$1;"
+    "selp.f32 $0,t,0f00000000,p;}",
+    "f",
+    "f",
+)
+# round(x), ties to even, within +-127
 int8_code = asm("{.reg .s32 t; cvt.rni.s32.f32 t,$1; min.s32 t,t,127; max.s32 $0,t,-127;}", "r", "f")
-# E4M3 of |x|, ties to even, at most 448, also of NaN: what is below 2^-6 counts in units of 2^-9
+# E4M3 of |x|, ties to even, at most 448: what is below 2^-6 counts in units of 2^-9
 e4m3_code = asm(
     "{.reg .pred p; .reg .f32 a; .reg .b32 n,t; abs.f32 a,$1; mov.b32 n,a; bfe.u32 t,n,20,1; add.u32 n,n,t;"
     "add.u32 n,n,0x7FFFF; shr.u32 n,n,20; sub.s32 n,n,960; fma.rn.f32 a,a,0f44000000,0f4B000000; mov.b32 t,a;"
@@ -284,35 +331,35 @@ e2m1_code = asm(
 _MAGNITUDES, _SIGNS = 0x0E0E0E0E, 0x80808080
 
 
-def _codes(b: Any, word: Any) -> list[Any]:
-    first = b.and_(word, _constant(0x8E008E00))
-    second = b.and_(b.shl(word, _constant(8)), _constant(0x8E008E00))
-    magnitudes = b.and_(b.lshr(word, _constant(3)), _constant(_MAGNITUDES))
-    others = b.or_(b.and_(b.shl(word, _constant(7)), _constant(_SIGNS)), magnitudes)
-    third = b.and_(others, _constant(0xFF00FF00))
-    fourth = b.and_(b.shl(others, _constant(8)), _constant(0xFF00FF00))
+def e2m1_halves(b: Any, word: Any) -> list[Any]:
+    first = b.and_(word, constant(0x8E008E00))
+    second = b.and_(b.shl(word, constant(8)), constant(0x8E008E00))
+    magnitudes = b.and_(b.lshr(word, constant(3)), constant(_MAGNITUDES))
+    others = b.or_(b.and_(b.shl(word, constant(7)), constant(_SIGNS)), magnitudes)
+    third = b.and_(others, constant(0xFF00FF00))
+    fourth = b.and_(b.shl(others, constant(8)), constant(0xFF00FF00))
     return [first, second, third, fourth]
 
 
 def _half_of_codes(b: Any, word: Any) -> list[Any]:
-    magnitudes = b.and_(b.lshr(word, _constant(3)), _constant(0x0E000E00))
-    third = b.or_(b.and_(b.shl(word, _constant(7)), _constant(0x80008000)), magnitudes)
-    return [b.and_(word, _constant(0x8E008E00)), third]
+    magnitudes = b.and_(b.lshr(word, constant(3)), constant(0x0E000E00))
+    third = b.or_(b.and_(b.shl(word, constant(7)), constant(0x80008000)), magnitudes)
+    return [b.and_(word, constant(0x8E008E00)), third]
 
 
-dq8 = ir32(_codes, 1, 4)
+dq8 = ir32(e2m1_halves, 1, 4)
 dq4 = ir32(_half_of_codes, 1, 2)  # h0 and h2; h1 and h3 of a word are those of the word shifted left by 8
 
 # Half a word holds two scales without their signs: the first in bits 6..0, the second in 13..7. A half that holds
 # one in bits 13..7 reads scale * 2^-8. Scales in [2^-6, 240] may be OR-ed with bit 14 instead: scale * 2^8.
 _SCALES = 0x3F803F80
-sc_first = ir32(lambda b, w: b.and_(b.shl(w, _constant(7)), _constant(_SCALES)), 1)
-sc_second = ir32(lambda b, w: b.and_(w, _constant(_SCALES)), 1)
-sc_first_n = ir32(lambda b, w, o: b.or_(b.and_(b.shl(w, _constant(7)), _constant(_SCALES)), o), 2)
-sc_second_n = ir32(lambda b, w, o: b.or_(b.and_(w, _constant(_SCALES)), o), 2)
+sc_first = ir32(lambda b, w: b.and_(b.shl(w, constant(7)), constant(_SCALES)), 1)
+sc_second = ir32(lambda b, w: b.and_(w, constant(_SCALES)), 1)
+sc_first_n = ir32(lambda b, w, o: b.or_(b.and_(b.shl(w, constant(7)), constant(_SCALES)), o), 2)
+sc_second_n = ir32(lambda b, w, o: b.or_(b.and_(w, constant(_SCALES)), o), 2)
 # Bytes of E4M3 in the high bytes of halves: value * 2^-8, also of a subnormal.
 e4m3_halves = ir32(
-    lambda b, w: b.or_(b.and_(w, _constant(0x80008000)), b.and_(b.lshr(w, _constant(1)), _constant(_SCALES))), 1
+    lambda b, w: b.or_(b.and_(w, constant(0x80008000)), b.and_(b.lshr(w, constant(1)), constant(_SCALES))), 1
 )
 H2_EXP16 = 0x40004000
 H2_2P15 = 0x78007800  # 2^15 twice: lifts scale * 2^-8 to scale * 2^7

@@ -57,6 +57,7 @@ def _e2m1_halves(word: int) -> tuple[int, ...]:
     return tuple(moved(word & 0xFFFF, bits) | moved(word >> 16, bits) << 16 for bits in places)
 
 
+_BFLOAT16_LARGEST = _F(float.fromhex("0x1.FEp127"))
 _E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 _E4M3 = tuple(
     mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
@@ -66,19 +67,15 @@ _E4M3 = tuple(
 
 
 def _nearest(x: float, values: Sequence[float]) -> int:
-    """Index of the value next to ``x``, of two the even one; of NaN that of E4M3's largest, or 0."""
+    """Index of the value next to ``x``, of two the even one."""
     if x != x:
-        return len(values) - 1 if values is _E4M3 else 0
+        return 0
     above = bisect.bisect_left(values, x)
     if above in (0, len(values)):
         return min(above, len(values) - 1)
     below = above - 1
     distances = x - values[below], values[above] - x
     return (below, above)[distances[1] < distances[0] or (distances[0] == distances[1] and above % 2 == 0)]
-
-
-def _round_within(x: float, most: int) -> int:
-    return 0 if x != x else round(max(-most, min(most, x)))
 
 
 _PURE: dict[str, Callable[..., Any]] = {
@@ -116,11 +113,13 @@ _PURE: dict[str, Callable[..., Any]] = {
     "sub_rn": lambda x, y: _F(x) - _F(y),
     "mul_rn": lambda x, y: _F(x) * _F(y),
     "div_rn": lambda x, y: _F(x) / _F(y),
-    "int8_code": lambda x: _round_within(float(x), 127) & 0xFFFFFFFF,
+    "finite": lambda x: _F(0) if x != x else np.clip(_F(x), -_BFLOAT16_LARGEST, _BFLOAT16_LARGEST),
+    "int8_code": lambda x: round(max(-127, min(127, float(x)))) & 0xFFFFFFFF,
     "e4m3_code": lambda x: _nearest(abs(float(x)), _E4M3),
     "e2m1_code": lambda x, step: _nearest(float(_F(abs(x)) / _F(step)), _E2M1),
     "smem_base": lambda: 0,
     "fence_gpu": lambda: None,
+    "rolled": lambda: None,
     "pdl_wait": lambda: None,
     "pdl_launch": lambda: None,
 }
@@ -149,7 +148,8 @@ class Vocabulary:
         self.tid_x, self.ntid_x = (lambda: thread), (lambda: threads)
         self.cta_x, self.cta_y, self.cta_z = (partial(int, index) for index in block)
         self.ncta_x, self.ncta_y, self.ncta_z = (partial(int, size) for size in grid)
-        self.ldg_l2_f4 = partial(memory.read, "global", _F, 4)
+        self.ldg_l2_f, self.ldg_l2_f4 = (partial(memory.read, "global", _F, count) for count in (1, 4))
+        self.ldg_l2_2, self.ldg_l2_u16 = partial(memory.read, "global", _U, 2), partial(memory.read, "global", _H, 1)
         self.ldg_stream2, self.ldg_stream4 = (partial(memory.read, "global", _U, count) for count in (2, 4))
         for letter, space in _SPACES.items():
             for kind, (dtype, count) in _KINDS.items():
@@ -182,6 +182,12 @@ class Vocabulary:
         return old
 
     atom_inc_relaxed = atom_inc
+
+    def arrive(self, address: int) -> None:
+        self._memory.write("global", _U, address, self._memory.read("global", _U, 1, address) + 1)
+
+    def prefetch_l2(self, address: int) -> None:
+        self._memory.place("global", int(address), 1)
 
     def red_max(self, address: int, value: int) -> None:
         self._memory.write("global", _U, address, max(int(value), self._memory.read("global", _U, 1, address)))
