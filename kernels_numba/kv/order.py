@@ -7,8 +7,8 @@ instructions of the CUDA kernels want in a lane's registers, in 16 bytes in a ro
 
 * ``nvfp4`` codes: 16-bit elements of 4 codes, scattered so that shifts and masks leave pairs of float16.
   Keys ``[token block of 16][part][token][q 4][word][half 2]``: dimensions ``16 group + 4 q + half + {0, 2}`` of
-  ``group = 2 words part + 2 word`` and of the next. Values ``[token block][slice of 64][lane 32][hi 2][rh 2][lohi 2]``, lane
-  4 g + q: dimensions ``64 slice + 16 {0, 1, 2, 3} + 8 rh + g`` of token ``8 hi + 2 q + lohi``.
+  ``group = 2 words part + 2 word`` and of the next. Values ``[token block][slice of 64][lane 32][hi 2][rh 2][lohi 2]``,
+  lane 4 g + q: dimensions ``64 slice + 16 {0, 1, 2, 3} + 8 rh + g`` of token ``8 hi + 2 q + lohi``.
 * ``nvfp4`` scales: 16-bit elements of two neighbouring groups, 7 bits each. Keys ``[token][pair of groups]``, values
   ``[token block][slice][q 4][hi 2][pair 2][lohi 2]``.
 * 8-bit codes. Keys ``[token][dimension]``, values ``[token block][slice][half 2][lane 32][i 2][hi 2][rh 2][lohi 2]``:

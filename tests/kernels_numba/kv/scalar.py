@@ -79,7 +79,10 @@ class Run:
 
 
 def nvfp4_key_codes(codes: Codes) -> Run:
-    """``[token block of 16: 4][part][token 16][q 4][words]``; a word holds two groups as 16-bit halves."""
+    """``[token block of 16: 4][part][token 16][q 4][words]``; a word holds dimensions 4q.. 4q + 3 of two groups.
+
+    The even ones in its low half, the odd ones in the high half: of the first group, then of the second.
+    """
     head_dim = codes.shape[1]
     parts, words = max(1, head_dim // 128), min(4, head_dim // 32)
     run = Run(32 * head_dim)
@@ -90,9 +93,9 @@ def nvfp4_key_codes(codes: Codes) -> Run:
                     for word in range(words):
                         at = 4 * ((((block * parts + part) * 16 + token) * 4 + q) * words + word)
                         for half in range(2):
-                            group = 2 * words * part + 2 * word + half
                             for i in range(4):
-                                code = int(codes[16 * block + token, 16 * group + 4 * q + i])
+                                group = 2 * words * part + 2 * word + i // 2
+                                code = int(codes[16 * block + token, 16 * group + 4 * q + 2 * (i % 2) + half])
                                 run.put_scattered(at + 2 * half, i, code)
     return run
 
