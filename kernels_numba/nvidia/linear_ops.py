@@ -25,8 +25,6 @@ from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, KERNELS, gemv_name
 from kernels_numba.nvidia.linear_packing import stream_format
 from kernels_numba.nvidia.linear_plan import warps_of
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
-from kernels_numba.routing import routed_experts
-from kernels_numba.torch_ops import dense
 
 ROWS, COLUMNS = 80, 512
 TOLERANCE = 4e-3
@@ -103,7 +101,6 @@ GROUP = OpGroup(
     ops={
         "pack_linear": pack_linear,
         "linear": linear,
-        "moe_experts": routed_experts(linear, dense.silu_mul),
     },
     check=check,
 )

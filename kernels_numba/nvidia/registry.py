@@ -8,6 +8,7 @@ from kernels_numba.nvidia import (
     attention_kernels,
     gated_delta_kernels,
     linear_kernels,
+    moe_kernels,
     norms_kernels,
 )
 from kernels_numba.nvidia.kernel import KernelSpec
@@ -22,6 +23,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     *attention_kernels.KERNELS,
     *attention_decode_kernels.KERNELS,
     *gated_delta_kernels.KERNELS,
+    *moe_kernels.KERNELS,
 )
 
 BY_NAME = {spec.name: spec for spec in KERNELS}

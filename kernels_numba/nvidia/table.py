@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from kernels_numba.nvidia import append_ops, attention_decode_ops, attention_ops, gated_delta_ops, linear_ops, norms_ops
+from kernels_numba.nvidia import (
+    append_ops,
+    attention_decode_ops,
+    attention_ops,
+    gated_delta_ops,
+    linear_ops,
+    moe_ops,
+    norms_ops,
+)
 from kernels_numba.nvidia.launch import CudaError, device_of
 from kernels_numba.nvidia.self_test import OpGroup, passing
 from kernels_numba.ops import OpTable
@@ -23,6 +31,7 @@ GROUPS: tuple[OpGroup, ...] = (
     attention_decode_ops.GROUP,
     attention_ops.GROUP,
     gated_delta_ops.GROUP,
+    moe_ops.GROUP,
 )
 """A family of ops adds its group here."""
 

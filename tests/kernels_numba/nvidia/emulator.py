@@ -25,6 +25,7 @@ from tests.kernels_numba.nvidia.emulated_memory import Memory
 from tests.kernels_numba.nvidia.emulated_ptx import OF_A_WARP, WARP, Vocabulary, carried_out, signed
 
 _OF_A_BLOCK = "bar_sync"
+_OF_THE_GRID = "wait_for"
 _Thread = Generator[tuple[str, tuple[Any, ...]], Any, None]
 
 
@@ -33,7 +34,7 @@ class _Yields(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        names = OF_A_WARP | {_OF_A_BLOCK}
+        names = OF_A_WARP | {_OF_A_BLOCK, _OF_THE_GRID}
         if isinstance(node.func, ast.Attribute) and node.func.attr in names:
             request = ast.Tuple([ast.Constant(node.func.attr), ast.Tuple(node.args, ast.Load())], ast.Load())
             return ast.Yield(request)
@@ -58,14 +59,16 @@ def launch(
     order: Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]] = lambda blocks: blocks,
     names: Sequence[str] = (),
     waits: Mapping[str, int] | None = None,
+    together: bool = False,
 ) -> None:
     """Run ``kernel`` of ``source`` block after block, in ``order``; calls of ``names`` do nothing.
 
-    ``waits`` are the names of ``cp_wait`` intrinsics, with their groups; with them copies happen at the last moment.
+    ``together``: in turns, so that blocks can wait for each other. ``waits`` are the names of ``cp_wait`` intrinsics, with their groups; with them copies happen at the last moment.
     """
     blocks: list[tuple[int, ...]] = [index[::-1] for index in np.ndindex(*grid[::-1])]
     types: dict[str, Any] = {"f32": np.float32, "i64": int, "u32": lambda x: int(x) & 0xFFFFFFFF}
     types["i32"] = signed
+    turns = []
     with np.errstate(all="ignore"):
         for block in order(blocks):
             memory = Memory(tensors, shared_bytes)
@@ -76,10 +79,26 @@ def launch(
                 scope |= {name: partial(vocabulary.cp_wait, groups) for name, groups in (waits or {}).items()}
                 exec(_code(source), scope)
                 running.append(scope["kernel"](*arguments))
-            _run(running, memory)
+            turns.append(_turns(running, memory))
+            if not together:
+                _run(turns)
+        _run(turns)
 
 
-def _run(threads: list[_Thread], memory: Memory) -> None:
+def _run(turns: list[Generator[bool, None, None]]) -> None:
+    """Blocks that take turns until all have ended."""
+    while turns:
+        moved = False
+        for turn in turns.copy():
+            advanced = next(turn, None)
+            moved = moved or advanced is not False
+            if advanced is None:
+                turns.remove(turn)
+        assert moved, "threads wait for each other"
+
+
+def _turns(threads: list[_Thread], memory: Memory) -> Generator[bool, None, None]:
+    """Every turn tells whether a thread went on."""
     requests: list[tuple[str, tuple[Any, ...]] | None] = []
     for index, thread in enumerate(threads):
         memory.warp = index // WARP
@@ -98,7 +117,7 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
             warp = requests[first : first + WARP]
             asked = {request[0] if request else None for request in warp}
             name = asked.pop()
-            if asked or name is None or name == _OF_A_BLOCK:
+            if asked or name is None or name in (_OF_A_BLOCK, _OF_THE_GRID):
                 continue
             arguments = [request[1] for request in warp if request]
             memory.warp = first // WARP
@@ -110,7 +129,15 @@ def _run(threads: list[_Thread], memory: Memory) -> None:
             for index in range(len(threads)):
                 resume(index, None)
             moved = True
-        assert moved, f"threads wait for each other: {sorted({r[0] if r else 'end' for r in requests})}"
+        for index, request in enumerate(requests):
+            if (
+                request
+                and request[0] == _OF_THE_GRID
+                and memory.read("global", np.uint32, 1, request[1][0]) >= request[1][1]
+            ):
+                resume(index, None)
+                moved = True
+        yield moved
 
 
 class EmulatedDevice:
@@ -133,7 +160,9 @@ class EmulatedDevice:
 
     def kernel(self, name: str) -> Callable[..., None]:
         spec = BY_NAME[name]
-        source = importlib.import_module(f"kernels_numba.nvidia.{spec.module}").source(*spec.arguments)
+        module = importlib.import_module(f"kernels_numba.nvidia.{spec.module}")
+        source = module.source(*spec.arguments)
+        named = module.waits(spec.arguments[0]) if hasattr(module, "waits") else {}
         types: dict[str, Callable[[Any], Any]] = {"l": int, "i": _int32, "f": np.float32}
 
         def run(
@@ -152,7 +181,7 @@ class EmulatedDevice:
                 self.tensors,
                 shared_bytes=shared_bytes,
                 order=lambda blocks: self._shuffle.sample(blocks, len(blocks)),
-                waits={"copies_done": 0, "older_copies_done": 1},
+                waits={"copies_done": 0, "older_copies_done": 1, **named},
             )
 
         return run
