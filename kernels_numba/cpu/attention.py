@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels_numba.cpu.jit import ORDERED, REORDERED, compiled
+from kernels_numba.cpu.kv_encode import hadamard
+from kernels_numba.cpu.kv_pages import key_dims, pages_of, read_page, write_vectors
 from kernels_numba.cpu.products import ROWS, add_products_of_four, dots_of_four
 from kernels_numba.cpu.rows import rms_norm_row
 from kernels_numba.cpu.scalar import exp32, sigmoid
-from kernels_numba.cpu.storage import store32, stored
+from kernels_numba.kv.codec import PAGE_TOKENS
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 
@@ -38,8 +40,9 @@ def append_kv(
         norms.eps,
         cos.numpy(),
         sin.numpy(),
-        stored(kv.plain),
+        pages_of(kv),
         layer,
+        kv.layout.codec.rotates_keys,
         slot_mapping.numpy(),
         query.numpy(),
     )
@@ -88,8 +91,10 @@ def _run(
         query.numpy(),
         tokens_each,
         projected.numpy(),
-        stored(kv.plain),
+        pages_of(kv),
         layer,
+        key_dims(kv),
+        shape.kv_heads,
         page_table.contiguous().numpy(),
         context_lengths.numpy(),
         shape.softmax_scale,
@@ -108,28 +113,29 @@ def _append_kv(
     sin: Any,
     kv: Any,
     layer: Any,
+    turns: Any,
     slot_mapping: Any,
     query: Any,
 ) -> None:
     heads, head_dim = query.shape[1:]
-    kv_heads, page_tokens = kv.shape[2], kv.shape[4]
+    kv_heads = projected.shape[1] // (2 * head_dim) - heads
     key = np.empty(head_dim, np.float32)
     for row in range(projected.shape[0]):
         columns = projected[row]
         for head in range(heads):
             rms_norm_row(columns[head * head_dim : (head + 1) * head_dim], query_norm, eps, query[row, head])
             _rotate(query[row, head], cos[row], sin[row])
-        page, offset = slot_mapping[row] // page_tokens, slot_mapping[row] % page_tokens
+            if turns:
+                hadamard(query[row, head])
+        page, offset = slot_mapping[row] // PAGE_TOKENS, slot_mapping[row] % PAGE_TOKENS
         for head in range(kv_heads):
             start = (2 * heads + head) * head_dim
             rms_norm_row(columns[start : start + head_dim], key_norm, eps, key)
             _rotate(key, cos[row], sin[row])
+            if turns:
+                hadamard(key)
             start += kv_heads * head_dim
-            value = columns[start : start + head_dim]
-            key_place, value_place = kv[page, layer, head, 0, offset], kv[page, layer, head, 1, offset]
-            for d in range(head_dim):
-                store32(key_place, d, key[d])
-                store32(value_place, d, value[d])
+            write_vectors(kv, page, layer, head, offset, key, columns[start : start + head_dim])
 
 
 @compiled(ORDERED)
@@ -148,20 +154,22 @@ def _sequences(
     projected: Any,
     kv: Any,
     layer: Any,
+    dims: Any,
+    kv_heads: Any,
     page_table: Any,
     context_lengths: Any,
     scale: Any,
     out: Any,
 ) -> None:
     heads, head_dim = query.shape[1:]
-    kv_heads, page_tokens = kv.shape[2], kv.shape[4]
     group = heads // kv_heads
     block = min(QUERY_BLOCK, tokens_each)
     # The query vectors of a block that share a kv head, padded to whole fours with zeros.
     padded = -(-block * group // ROWS) * ROWS
     vectors = np.empty((padded, head_dim), np.float32)
     sums = np.empty((padded, head_dim), np.float32)
-    scores = np.empty((padded, page_tokens), np.float32)
+    scores = np.empty((padded, PAGE_TOKENS), np.float32)
+    decoded = np.empty((2, PAGE_TOKENS, head_dim), np.float32)
     maxima = np.empty(padded, np.float32)
     totals = np.empty(padded, np.float32)
     for sequence in range(context_lengths.shape[0]):
@@ -171,30 +179,34 @@ def _sequences(
             position = context_lengths[sequence] - tokens_each + first
             rows, pages = slice(base, base + count), page_table[sequence]
             for kv_head in range(kv_heads):
-                _gather(query[rows], kv_head, group, np.float32(scale), vectors)
+                _gather(query[rows], kv_head, group, np.float32(scale), dims, vectors)
                 sums[:] = 0
                 totals[:] = 0
                 maxima[:] = -np.inf
-                for logical in range((position + count - 1) // page_tokens + 1):
-                    cached, start = kv[pages[logical], layer, kv_head], logical * page_tokens
-                    valid = min(page_tokens, position + count - start)
-                    _score(vectors, cached[0], valid, scores)
+                for logical in range((position + count - 1) // PAGE_TOKENS + 1):
+                    keys, values = read_page(kv, pages[logical], layer, kv_head, decoded)
+                    start = logical * PAGE_TOKENS
+                    valid = min(PAGE_TOKENS, position + count - start)
+                    _score(vectors, keys, valid, scores)
                     _soften(scores, valid, group, position - start, sums, maxima, totals)
-                    values = cached[1, :valid]
                     for four in range(0, padded, ROWS):
-                        add_products_of_four(scores[four : four + ROWS, :valid], values, sums[four : four + ROWS])
+                        weights = scores[four : four + ROWS, :valid]
+                        add_products_of_four(weights, values[:valid], sums[four : four + ROWS])
                 _emit(sums, totals, projected[rows], kv_head, group, out[rows])
 
 
 @compiled(ORDERED)
-def _gather(query: Any, kv_head: Any, group: Any, scale: Any, vectors: Any) -> None:
-    """Scaled queries of a block that share ``kv_head``: vector v is member ``v % group`` of row ``v // group``."""
+def _gather(query: Any, kv_head: Any, group: Any, scale: Any, dims: Any, vectors: Any) -> None:
+    """Scaled queries of a block that share ``kv_head``: vector v is member ``v % group`` of row ``v // group``.
+
+    Their dimensions are in the order ``dims``, as those of the keys.
+    """
     vectors[:] = 0
     for row in range(query.shape[0]):
         for member in range(group):
             source, target = query[row, kv_head * group + member], vectors[row * group + member]
             for d in range(source.shape[0]):
-                target[d] = source[d] * scale
+                target[d] = source[dims[d]] * scale
 
 
 @compiled(ORDERED)

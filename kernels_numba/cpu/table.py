@@ -2,11 +2,21 @@
 
 from kernels_numba.cpu import attention, gated_delta, linear, rows
 from kernels_numba.ops import OpTable
+from kernels_numba.report import GroupReport, OpsReport
 from kernels_numba.routing import routed_experts
 from kernels_numba.torch_ops.linear import embedding
 
+_BY_TORCH = ("embedding",)
+
 CPU_OPS = OpTable(
     name="cpu",
+    report=OpsReport(
+        "cpu",
+        groups=(
+            GroupReport("compiled", tuple(op for op in OpTable.op_names() if op not in _BY_TORCH), "cpu"),
+            GroupReport("others", _BY_TORCH, "torch"),
+        ),
+    ),
     pack_linear=linear.pack_linear,
     linear=linear.linear,
     embedding=embedding,
