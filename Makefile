@@ -1,6 +1,8 @@
 # make run    set up, start the daemon with the embedded model, ask it one question, keep serving
 # make test   set up and pass the tests
 #
+# make test-gpu, sanitize-gpu, bench-gpu    on a machine with a card, with the packages that it has
+#
 # GPU=1 installs torch with CUDA from PyPI; otherwise the CPU build is used. PYTHON, VENV, PROFILE and PORT can be set.
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,9 +15,12 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
+MODEL ?= synthetic:qwen3.8-27b
+ON_DEVICE := PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
+NINFERD := $(ON_DEVICE) -c 'import sys; from ninferd.cli import main; sys.exit(main())'
 EXTRA := $(if $(filter 1,$(GPU)),gpu,media)
 
-.PHONY: run test lint test-gpu bench bench-gpu generated wheel clean
+.PHONY: run test lint test-gpu sanitize-gpu bench bench-gpu generated wheel clean
 
 run: $(VENV)/.run
 	$(BIN)/python tools/first_run.py --profile $(PROFILE) --port $(PORT)
@@ -31,16 +36,24 @@ lint: $(VENV)/.dev
 
 # On a machine with a card and its own Python packages: nothing is installed, nothing is downloaded.
 test-gpu:
-	PYTHONPATH=. $(PYTHON) -m pytest tests/gpu -m gpu -p no:cacheprovider
+	$(ON_DEVICE) -m pytest tests/gpu -m gpu -p no:cacheprovider
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/decode_cpu.py
 
-# As test-gpu: with what the machine has.
+# Every kernel under compute-sanitizer, which comes with CUDA's toolkit.
+sanitize-gpu:
+	$(ON_DEVICE) -m tools.sanitize_gpu
+
+# As test-gpu; ninferd itself also needs msgspec, pydantic and pydantic-settings there, on the PYTHONPATH if need be.
+# First shares of ceilings, then kernels beside cuBLAS and torch's attention.
 bench-gpu:
-	PYTHONPATH=. $(PYTHON) -m bench.cuda_linear
-	PYTHONPATH=. $(PYTHON) -m bench.cuda_attention
-	PYTHONPATH=. $(PYTHON) -m bench.cuda_gated_delta
+	$(NINFERD) bench kernels --model $(MODEL)
+	$(NINFERD) bench decode --model $(MODEL) --kv-dtypes nvfp4
+	$(NINFERD) bench prefill --model $(MODEL) --kv-dtypes nvfp4
+	$(ON_DEVICE) -m bench.cuda_linear
+	$(ON_DEVICE) -m bench.cuda_attention
+	$(ON_DEVICE) -m bench.cuda_gated_delta
 
 # Files made from the configuration schema; a test holds them to it.
 generated: $(VENV)/.run
