@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ninferd.config.describe import toml_text
 from ninferd.config.keys import KEYS, KeySpec
 from ninferd.config.layers import ResolvedConfig
@@ -32,19 +30,13 @@ _LATER_KEYS = frozenset(
         "log.stats_interval_ms",
     }
 )
-_AVAILABLE_VALUES: Mapping[str, frozenset[str]] = {"engine.kv_dtype": frozenset({"bf16", "fp32"})}
-"""Keys of which this build has some values only."""
 _WITHOUT_EFFECT = frozenset({"engine.prefix_reuse"})
 """Switches of optimisations to come, which change no answer: either value is accepted."""
 
 
 def is_available(spec: KeySpec, value: object) -> bool:
     """Whether this build does what ``value`` asks for; every default is available."""
-    if value == spec.default:
-        return True
-    if spec.name in _AVAILABLE_VALUES:
-        return value in _AVAILABLE_VALUES[spec.name]
-    return not is_later(spec)
+    return value == spec.default or not is_later(spec)
 
 
 def is_later(spec: KeySpec) -> bool:
@@ -57,8 +49,6 @@ def build_note(spec: KeySpec) -> str:
     """What this build does not do of a key, as a sentence for its documentation; empty if it does everything."""
     if is_later(spec):
         return "Not in this build."
-    if spec.name in _AVAILABLE_VALUES:
-        return f"In this build: {', '.join(sorted(map(toml_text, _AVAILABLE_VALUES[spec.name])))}."
     return "No effect in this build." if spec.name in _WITHOUT_EFFECT else ""
 
 

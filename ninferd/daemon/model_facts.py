@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kernels_numba.kv.codec import KvCodec
 from kernels_numba.kv.layout import KvLayout
 from ninferd.config.groups.model import ModelSettings
 from ninferd.daemon.resident import resident_bytes
 from ninferd.daemon.units import format_bytes
 from ninferd.errors import InputError
-from ninferd.memory.geometry import StateGeometry
+from ninferd.memory.geometry import StateGeometry, kv_layout
 from ninferd.weights.artifact.framing import PART_PAYLOAD_START
 from ninferd.weights.artifact.reader import Artifact
 from ninferd.weights.artifact_source import ArtifactSource
@@ -86,9 +85,9 @@ class ModelFacts:
         plan = resolve_plan(self.source, self.plan, dense)
         return resident_bytes(plan, in_tiles=on_cpu and dense == "<f4")
 
-    def kv_layout(self, codec: KvCodec) -> KvLayout:
+    def kv_layout(self, kv_dtype: str) -> KvLayout:
         layers = self.text.layer_types.count("full_attention")
-        return KvLayout(codec, layers, self.attention.kv_heads, self.attention.head_dim)
+        return kv_layout(kv_dtype, layers, self.attention.kv_heads, self.attention.head_dim)
 
     def state_geometry(self, conv_element_bytes: int) -> StateGeometry:
         delta = self.gated_delta

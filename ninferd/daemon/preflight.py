@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels_numba.kv.codec import KV_CODECS
 from ninferd.config.schema import Settings
 from ninferd.daemon.gpu_info import GpuDevice, GpuReport, read_gpus
 from ninferd.daemon.memory_info import HostMemory, read_host_memory
@@ -116,7 +115,7 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
         max_context_tokens=settings.engine.max_context,
         max_concurrency=settings.engine.max_concurrency,
         kv_capacity=settings.engine.kv_capacity,
-        kv=model.kv_layout(KV_CODECS[settings.engine.kv_dtype]),
+        kv=model.kv_layout(settings.engine.kv_dtype),
         state=model.state_geometry(_DENSE_BYTES[dense]),
     )
     try:

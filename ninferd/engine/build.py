@@ -9,15 +9,14 @@ from typing import Any
 import msgspec
 import torch
 
-from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
-from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.config.schema import Settings
 from ninferd.engine.cuda_graphs import CudaGraphs
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import EngineInfo, LoadProgress
 from ninferd.errors import InputError
 from ninferd.memory.budget import CapacityPlan, CapacityRequest, free_host_bytes, plan_capacity
-from ninferd.memory.geometry import StateGeometry
+from ninferd.memory.geometry import StateGeometry, kv_layout
 from ninferd.memory.kv_cache import KVCache
 from ninferd.memory.state import StateCache
 from ninferd.models import Qwen3_5Text, TextConfig, load_text_model
@@ -112,12 +111,11 @@ def resolve_dtype(configured: str, config: Mapping[str, Any], device: torch.devi
 def capacity_request(settings: Settings, config: TextConfig, dtype: torch.dtype) -> CapacityRequest:
     """What the caches of this model cost and how much of them the operator wants."""
     attention, delta = config.attention, config.gated_delta
-    codec = KV_CODECS[settings.engine.kv_dtype]
     return CapacityRequest(
         max_context_tokens=settings.engine.max_context,
         max_concurrency=settings.engine.max_concurrency,
         kv_capacity=settings.engine.kv_capacity,
-        kv=KvLayout(codec, config.attention_layer_count, attention.kv_heads, attention.head_dim),
+        kv=kv_layout(settings.engine.kv_dtype, config.attention_layer_count, attention.kv_heads, attention.head_dim),
         state=StateGeometry(
             gdn_layers=config.gdn_layer_count,
             conv_channels=delta.conv_channels,

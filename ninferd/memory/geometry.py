@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kernels_numba.kv.codec import PAGE_TOKENS
+from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.layout import KvLayout
+from ninferd.errors import InputError
 
 FLOAT32_BYTES: Final = 4
 
@@ -16,6 +18,14 @@ FLOAT32_BYTES: Final = 4
 def pages_for(tokens: int) -> int:
     """Pages that hold ``tokens`` positions."""
     return -(-tokens // PAGE_TOKENS)
+
+
+def kv_layout(kv_dtype: str, attention_layers: int, kv_heads: int, head_dim: int) -> KvLayout:
+    """Pages of ``engine.kv_dtype``; InputError for a model whose heads it cannot store."""
+    try:
+        return KvLayout(KV_CODECS[kv_dtype], attention_layers, kv_heads, head_dim)
+    except ValueError as error:
+        raise InputError(f"engine.kv_dtype is {kv_dtype}, but {error}; bf16 stores heads of any size") from error
 
 
 @dataclass(frozen=True)

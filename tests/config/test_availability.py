@@ -17,12 +17,12 @@ from tests.config.support import MODEL, sources
 def test_a_later_feature_is_named_with_its_place(tmp_path: Path) -> None:
     config = sources(
         tmp_path,
-        MODEL + "[engine]\nkv_dtype = 'nvfp4'\n[tools]\ntolerant = true\n",
+        MODEL + "[engine]\nrope_scaling_factor = 2.0\n[tools]\ntolerant = true\n",
         env={"NINFERD_MONITOR_SAMPLES": "60"},
         overrides=(("sampling.post_thinking.top_k", "1"),),
     )
     assert [str(problem) for problem in unavailable(load(config))] == [
-        f'{tmp_path}/ninferd.toml:4: engine.kv_dtype = "nvfp4": not available in this build',
+        f"{tmp_path}/ninferd.toml:4: engine.rope_scaling_factor = 2.0: not available in this build",
         f"{tmp_path}/ninferd.toml:6: tools.tolerant = true: not available in this build",
         "command line: sampling.post_thinking.top_k = 1: not available in this build",
         "NINFERD_MONITOR_SAMPLES: monitor.samples = 60: not available in this build",
@@ -54,7 +54,7 @@ def test_an_available_key_is_read_by_some_part() -> None:
     ("key", "value", "available"),
     [
         ("engine.kv_dtype", "fp32", True),
-        ("engine.kv_dtype", "fp8", False),
+        ("engine.kv_dtype", "nvfp4", True),
         ("engine.device", "cpu", True),
         ("engine.max_context", 64, True),
         ("engine.cuda_graph", False, True),
@@ -89,7 +89,7 @@ def test_what_this_build_has(key: str, value: object, available: bool) -> None:
     [
         ("spec.backend", "Not in this build."),
         ("log.stats_interval_ms", "Not in this build."),
-        ("engine.kv_dtype", 'In this build: "bf16", "fp32".'),
+        ("engine.kv_dtype", ""),
         ("engine.prefix_reuse", "No effect in this build."),
         ("engine.max_context", ""),
     ],

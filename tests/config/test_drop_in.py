@@ -61,7 +61,7 @@ def test_a_first_value_repairs_an_incomplete_configuration(tmp_path: Path) -> No
         ("server.port", "http", 'server.port: expected an integer in 1..65535, got "http" (a string)'),
         ("server.stats_port", "8080", "server.stats_port: must differ from server.port (8080)"),
         ("server.api_key", "hunter", "server.api_key: not accepted on the command line, where every user can read it"),
-        ("engine.kv_dtype", "fp8", 'engine.kv_dtype = "fp8": not available in this build'),
+        ("media.vision", "true", "media.vision = true: not available in this build"),
     ],
 )
 def test_a_refused_value_leaves_everything_as_it_was(tmp_path: Path, key: str, text: str, message: str) -> None:

@@ -11,19 +11,18 @@ from ninferd.config.layers import load
 from ninferd.config.profiles import shipped_profiles_dir
 from tests.config.support import MODEL, refusal, sources
 
-_NVFP4 = ["engine.kv_dtype"]
 _HOST_CACHE = ["cache.device_state_slots", "cache.host_state_slots", "cache.host_kv_mib"]
 _MTP = ["spec.backend", "spec.draft_tokens", "spec.lm_head_draft"]
 _ROPE = ["engine.rope_scaling_factor"]
 
 _SHIPPED = {
     "tiny": [],
-    "swift-262k-dflash2": [*_NVFP4, "spec.backend", "spec.draft_tokens", "tools.tolerant"],
+    "swift-262k-dflash2": ["spec.backend", "spec.draft_tokens", "tools.tolerant"],
     # host_state_slots and host_kv_mib are the defaults
-    "yarn-420k-mtp": [*_NVFP4, *_ROPE, *_MTP, "cache.device_state_slots", "tools.tolerant", "media.vision_cpu"],
-    "yarn-555k-c3": [*_NVFP4, *_ROPE, *_MTP, *_HOST_CACHE, "tools.tolerant", "media.vision_cpu"],
-    "long-600k-c1": [*_NVFP4, *_ROPE, *_MTP, *_HOST_CACHE, "tools.tolerant"],
-    "nvfp4-8lane": [*_NVFP4, *_HOST_CACHE, "tools.tolerant"],
+    "yarn-420k-mtp": [*_ROPE, *_MTP, "cache.device_state_slots", "tools.tolerant", "media.vision_cpu"],
+    "yarn-555k-c3": [*_ROPE, *_MTP, *_HOST_CACHE, "tools.tolerant", "media.vision_cpu"],
+    "long-600k-c1": [*_ROPE, *_MTP, *_HOST_CACHE, "tools.tolerant"],
+    "nvfp4-8lane": [*_HOST_CACHE, "tools.tolerant"],
 }
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernels_numba.kv.codec import KV_CODECS
 from ninferd.config.schema import Settings
 from ninferd.daemon.model_facts import ModelFacts, dense_dtype
 from ninferd.engine.build import capacity_request
@@ -40,7 +39,7 @@ def test_sizes_are_those_of_the_engine(tmp_path: Path, config: dict[str, Any]) -
     model = load_text_model(model_facts.source, CPU, torch.float32, lambda _done, _total: None)
     request = capacity_request(Settings.from_layers([{"model": {"artifact": "x"}}]), model.config, torch.float32)
     assert model_facts.weights_bytes("<f4", on_cpu=True) == model.weights_bytes
-    assert model_facts.kv_layout(KV_CODECS["bf16"]) == request.kv
+    assert model_facts.kv_layout("bf16") == request.kv
     assert model_facts.state_geometry(4) == request.state
     assert model_facts.text.max_position_embeddings == model.config.max_position_embeddings
 
@@ -135,7 +134,7 @@ def test_layers_by_interval(tmp_path: Path) -> None:
     config = {key: value for key, value in SMALL.items() if key != "layer_types"}
     write_artifact(tmp_path, config | {"num_hidden_layers": 9, "full_attention_interval": 4}, {})
     layers = facts(tmp_path)
-    assert (layers.kv_layout(KV_CODECS["bf16"]).layers, layers.state_geometry(4).gdn_layers) == (2, 7)
+    assert (layers.kv_layout("bf16").layers, layers.state_geometry(4).gdn_layers) == (2, 7)
 
 
 def test_another_family_is_refused_by_its_type(tmp_path: Path) -> None:
