@@ -1,4 +1,4 @@
-"""Attention and cache writes on a GPU against the memory's read ceiling and torch's attention, in one run.
+"""Decode attention on a GPU against the memory's read ceiling and torch's attention, in one run.
 
     python bench/cuda_attention.py [--heads 24x4] [--contexts 8192 65536 262141] [--lanes 1 8]
 
@@ -6,14 +6,12 @@ Prints first what a kernel reads that does nothing else, then per context and nu
 op (both kernels, gate included) inside a CUDA graph, with plain and with programmatic launches, the share of the
 ceiling that the keys and values alone are read at, and the best of torch's backends on keys and values that are
 contiguous already, with the queries that share them folded into one sequence. Launches take turns over enough layers
-that the L2 cache does not help. Then several tokens of one sequence, beside the torch op; last, cache writes, and what
-a call costs the host.
+that the L2 cache does not help.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,11 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import append_ops, attention_ops
+from kernels_numba.nvidia import attention_decode_ops as attention_ops
 from kernels_numba.nvidia.launch import device_of
-from kernels_numba.ops import AttentionPrefill
-from kernels_numba.shapes import AttentionNorms, AttentionShape
-from kernels_numba.torch_ops import attention as torch_attention
+from kernels_numba.shapes import AttentionShape
 
 PAGE_TOKENS = 64
 STREAM_BYTES = 4 << 30
@@ -56,9 +52,6 @@ def main() -> None:
     if 8 in args.lanes:
         print("one long sequence beside seven short ones")
         compare(shape, [max(args.contexts)] + [1000] * 7, ceiling)
-    for tokens, context in ((2, 65536), (4, 65536), (8, 65536), (8, 262141), (64, 65536), (2048, 2048), (2048, 65536)):
-        prefill(shape, tokens, context, ceiling)
-    appends(shape)
 
 
 def read_ceiling() -> float:
@@ -159,69 +152,6 @@ def torch_seconds(shape: AttentionShape, context: int, lanes: int, layers: int, 
         except RuntimeError as error:
             print(f"[{name}: {str(error).splitlines()[0][:60]}]", end=" ")
     return times
-
-
-def prefill(shape: AttentionShape, tokens: int, context: int, ceiling: float) -> None:
-    """Print one line: several tokens of one sequence, beside the torch op, which gathers the pages."""
-    pages, size = -(-context // PAGE_TOKENS), context * shape.kv_heads * shape.head_dim * 4
-    layers = max(1, min(8, -(-COLD_BYTES // size) + 1))
-    kv = random_kv(shape, layers, pages)
-    table = torch.randperm(pages).int().cuda()
-    query = torch.randn(tokens, shape.heads, shape.head_dim, device="cuda").bfloat16()
-    projected = torch.randn(tokens, shape.projected_width, device="cuda").bfloat16()
-
-    def calls(op: AttentionPrefill, count: int) -> list[Callable[[], Tensor]]:
-        turns = [turn % layers for turn in range(count)]
-        return [partial(op, query, projected, kv, turn, table, context, shape) for turn in turns]
-
-    ours = seconds(calls(attention_ops.attention_prefill, 2 * layers))
-    torchs = seconds(calls(torch_attention.attention_prefill, 2))
-    seen = tokens * (2 * context - tokens + 1) / 2
-    teraflops = 4 * seen * shape.heads * shape.head_dim / ours / 1e12
-    print(
-        f"{tokens} tokens at {context}: {1e6 * ours:.1f} us, {teraflops:.0f} TFLOP/s, "
-        f"{100 * size / ours / ceiling:.0f}% of the ceiling; torch op {1e6 * torchs:.1f} us = {torchs / ours:.1f}x",
-        flush=True,
-    )
-
-
-def appends(shape: AttentionShape) -> None:
-    """Print microseconds of cache writes in a graph, and of both ops on the host."""
-    kv = random_kv(shape, 2, 80)
-    weight = torch.ones(shape.head_dim, device="cuda")
-    norms = AttentionNorms(weight, weight, 1e-6)
-    for rows in (1, 4, 8, 2048):
-        projected = torch.randn(rows, shape.projected_width, device="cuda").bfloat16()
-        cos, sin = torch.rand(2, rows, shape.rotary_dim // 2, device="cuda")
-        slots = torch.randperm(80 * PAGE_TOKENS)[:rows].cuda()
-
-        def append(
-            projected: Tensor = projected, cos: Tensor = cos, sin: Tensor = sin, slots: Tensor = slots
-        ) -> Tensor:
-            return append_ops.append_kv(projected, norms, cos, sin, kv, 1, slots, shape)
-
-        captured = 1e6 * seconds([append] * LAUNCHES)
-        print(f"append {rows:5} rows: {captured:.2f} us in a graph, {host(append):.1f} us a call")
-    query = torch.randn(1, shape.heads, shape.head_dim, device="cuda").bfloat16()
-    projected, table = projected[:1].contiguous(), torch.zeros(1, 16, dtype=torch.int32, device="cuda")
-    lengths = torch.tensor([1000], device="cuda")
-
-    def decode() -> Tensor:
-        return attention_ops.attention_decode(query, projected, kv, 0, table, lengths, shape)
-
-    print(f"attention of one lane, 1000 tokens: {1e6 * seconds([decode] * LAUNCHES):.2f} us in a graph, ", end="")
-    print(f"{host(decode):.1f} us a call")
-
-
-def host(call: Callable[[], object]) -> float:
-    """Microseconds that a call takes the host."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(200):
-        call()
-    spent = time.perf_counter() - begin
-    torch.cuda.synchronize()
-    return 1e6 * spent / 200
 
 
 if __name__ == "__main__":

@@ -1,46 +1,63 @@
-"""Kernels of attention over many rows, and the sizes that they share with their launches."""
+"""Sizes that all attention over the cache shares, and the kernels of prefill beside the libraries'."""
 
 from __future__ import annotations
 
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
 from kernels_numba.nvidia.kernel import KernelSpec
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_TOKENS = 64
 COMBINE_WARPS = 8
-TILE_ROWS = 64
-"""Queries of one block, where a sequence brings several tokens."""
-TILE_WARPS = TILE_ROWS // 16
-ROWS_HEAD_DIM = 256
+PREFILL_HEAD_DIM = 256
+EXPANDED = ("bf16", "fp8", "int8", "nvfp4", "k8v4")
+"""Codecs that prefill reads."""
+EXPAND_WARPS = 4
+"""Warps that share a page."""
+MERGE_WARPS = 4
+MERGED = 6
+"""Stretches of a context that one launch merges."""
 
 
-def rows_shared_bytes(head_dim: int) -> int:
-    """The queries, and a page of keys and of values."""
-    return (TILE_ROWS + 2 * PAGE_TOKENS) * head_dim * 2
+def expand_name(codec: str) -> str:
+    return f"attention_expand_{codec}"
 
 
-def rows_combine_shared_bytes(head_dim: int) -> int:
-    return COMBINE_WARPS * (4 * head_dim + 8)
+def run_arguments(codec: str) -> tuple[int | str, ...]:
+    """Of a generator: formats, and where the parts of a head run are."""
+    layout = KvLayout(KV_CODECS[codec], 1, 1, PREFILL_HEAD_DIM)
+    return (
+        layout.codec.key.name,
+        layout.codec.value.name,
+        layout.key_scales_offset,
+        layout.value_codes_offset,
+        layout.value_scales_offset,
+        layout.head_bytes,
+    )
 
 
 KERNELS = (
-    KernelSpec(
-        "attention_rows",
-        "attention_rows",
-        "make",
-        (ROWS_HEAD_DIM,),
-        "l" * 7 + "i" * 7 + "f",
-        threads=32 * TILE_WARPS,
-        min_blocks=2,
-        registers=255,
+    *(
+        KernelSpec(
+            expand_name(codec),
+            "attention_expand",
+            "make",
+            run_arguments(codec),
+            "llliil",
+            threads=32 * EXPAND_WARPS,
+            min_blocks=4,
+            registers=128,
+        )
+        for codec in EXPANDED
     ),
     KernelSpec(
-        "attention_rows_combine",
-        "attention_rows_combine",
+        "attention_merge",
+        "attention_merge",
         "make",
-        (ROWS_HEAD_DIM,),
-        "l" * 4 + "i" * 4 + "f",
-        threads=32 * COMBINE_WARPS,
-        min_blocks=2,
-        registers=96,
+        (),
+        "l" * (2 * MERGED + 4) + "iii",
+        threads=32 * MERGE_WARPS,
+        min_blocks=8,
+        registers=64,
     ),
 )

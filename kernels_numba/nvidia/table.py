@@ -13,7 +13,7 @@ import torch
 from kernels_numba.nvidia import (
     append_ops,
     attention_decode_ops,
-    attention_ops,
+    attention_prefill_ops,
     gated_delta_ops,
     linear_ops,
     moe_ops,
@@ -29,7 +29,7 @@ GROUPS: tuple[OpGroup, ...] = (
     norms_ops.GROUP,
     append_ops.GROUP,
     attention_decode_ops.GROUP,
-    attention_ops.GROUP,
+    attention_prefill_ops.GROUP,
     gated_delta_ops.GROUP,
     moe_ops.GROUP,
 )

@@ -11,8 +11,7 @@ from torch import Tensor
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import attention_decode_ops, attention_ops
-from kernels_numba.ops import AttentionPrefill
+from kernels_numba.nvidia import attention_decode_ops
 from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops import attention as torch_attention
 
@@ -191,67 +190,3 @@ def test_torch_takes_other_sizes(device: torch.device) -> None:
     for shape in (AttentionShape(12, 1, 256, 64), AttentionShape(2, 1, 32, 8)):
         case = Case(shape, [100, 7])
         assert torch.equal(case.ours(), case.torchs())
-
-
-@dataclass
-class Rows:
-    """The last tokens of one sequence on shuffled pages; what lies behind its context is NaN."""
-
-    shape: AttentionShape
-    tokens: int
-    context: int
-
-    def __post_init__(self) -> None:
-        self.case = Case(self.shape, [self.context])
-        self.query = normal(8, self.tokens, self.shape.heads, self.shape.head_dim)
-        self.projected = normal(9, self.tokens, self.shape.projected_width)
-
-    def by(self, op: AttentionPrefill) -> Tensor:
-        case = self.case
-        return op(self.query, self.projected, case.paged, LAYER, case.table[0], self.context, self.shape)
-
-    def exact(self, some: Tensor) -> Tensor:
-        """Of ``some`` rows, by the formula in float64."""
-        shape, outputs = self.shape, []
-        group = shape.heads // shape.kv_heads
-        pages = self.case.table[0, : -(-self.context // PAGE_TOKENS)].long()
-        hidden = torch.arange(self.context, device="cuda") > (self.context - self.tokens + some)[:, None]
-        for head in range(shape.kv_heads):
-            key, value = (self.case.kv[pages, LAYER, head, i].flatten(0, 1)[: self.context].double() for i in range(2))
-            for query in self.query[some, head * group : (head + 1) * group].double().unbind(1):
-                scores = (query @ key.T * shape.softmax_scale).masked_fill(hidden, -torch.inf)
-                outputs.append(torch.softmax(scores, 1) @ value)
-        gate = torch.sigmoid(self.projected[some][:, shape.gate_columns].double())
-        return torch.cat(outputs, 1) * gate
-
-
-@pytest.mark.parametrize("shape", list(SHAPES.values())[:4], ids=list(SHAPES)[:4])
-@pytest.mark.parametrize(
-    ("tokens", "context"),
-    [(2, 2), (3, 700), (8, 8191), (17, 64), (64, 64), (100, 5000), (1000, 1003), (2048, 9000)],
-    ids=str,
-)
-def test_prefill(device: torch.device, shape: AttentionShape, tokens: int, context: int) -> None:
-    rows = Rows(shape, tokens, context)
-    found, torchs = rows.by(attention_ops.attention_prefill), rows.by(torch_attention.attention_prefill)
-    some = torch.cat([torch.arange(min(tokens, 70)), torch.randint(tokens, (60,))]).cuda()
-    report(f"prefill of {tokens} at {context}", found[some], torchs[some], rows.exact(some))
-
-
-@pytest.mark.parametrize("tokens", [2, 4, 8, 300])
-def test_prefill_at_a_long_context(device: torch.device, tokens: int) -> None:
-    rows = Rows(LARGE, tokens, 262141)
-    found, torchs = rows.by(attention_ops.attention_prefill), rows.by(torch_attention.attention_prefill)
-    some = torch.randperm(tokens)[:20].cuda()
-    report(f"prefill of {tokens} at 262141", found[some], torchs[some], rows.exact(some))
-    assert torch.equal(rows.by(attention_ops.attention_prefill), found)
-
-
-def test_prefill_does_not_wait(device: torch.device) -> None:
-    rows = Rows(LARGE, 40, 3000)
-    rows.by(attention_ops.attention_prefill)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        rows.by(attention_ops.attention_prefill)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,224 @@
+"""Attention of many new tokens of one sequence over its paged cache, of any codec.
+
+A kernel brings a stretch of the context out of the cache as bfloat16 rows, torch's fused attention takes the queries
+over it, and another kernel merges the stretches by their log-sum-exps (as in FlashAttention-2, arXiv 2307.08691) and
+applies the gate. What the new tokens see of each other comes out of the cache as well, in the last stretch.
+
+cuDNN's attention, where the device has it for this size of head, is twice as fast as FlashAttention-2. It makes a plan
+per shape, which takes 40 ms, so it only gets blocks of BLOCK_ROWS queries and stretches of a few lengths; the rest is
+FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels_numba import reference
+from kernels_numba.kv.access import store
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.layout import KvLayout
+from kernels_numba.kv.paged import PagedKv
+from kernels_numba.nvidia.attention_kernels import (
+    EXPANDED,
+    KERNELS,
+    MERGE_WARPS,
+    MERGED,
+    PAGE_TOKENS,
+    PREFILL_HEAD_DIM,
+    expand_name,
+)
+from kernels_numba.nvidia.launch import device_of
+from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.shapes import AttentionShape
+from kernels_numba.torch_ops import attention
+
+STRETCH_TOKENS = 32768
+"""The longest that is brought out at once: 128 MiB of 4 kv heads."""
+BLOCK_ROWS = 2048
+"""Queries that are taken over the context at once, and the shortest stretch that cuDNN gets."""
+PADDED_ROWS = 1024
+"""As many rows or more become BLOCK_ROWS for cuDNN."""
+ROUNDING = 6e-3
+"""Of results in bfloat16, and of what was merged from such, by norm; 2e-3 is usual."""
+
+_log = logging.getLogger(__name__)
+
+
+def attention_prefill(
+    query: Tensor,
+    projected: Tensor,
+    kv: PagedKv,
+    layer: int,
+    pages: Tensor,
+    context_length: int,
+    shape: AttentionShape,
+) -> Tensor:
+    if (
+        kv.layout.codec.name not in EXPANDED
+        or shape.head_dim != PREFILL_HEAD_DIM
+        or query.dtype != torch.bfloat16
+        or not query.is_contiguous()
+        or projected.dtype != torch.bfloat16
+        or projected.stride(1) != 1
+        or projected.stride(0) % 8
+        or projected.data_ptr() % 16
+        or not kv.pages.is_contiguous()
+        or pages.dtype != torch.int32
+        or pages.device != query.device
+        or pages.stride(0) != 1
+    ):
+        return attention.attention_prefill(query, projected, kv, layer, pages, context_length, shape)
+    tokens = query.shape[0]
+    out = torch.empty((tokens, shape.query_width), dtype=query.dtype, device=query.device)
+    for begin in range(0, tokens, BLOCK_ROWS):
+        rows = slice(begin, min(begin + BLOCK_ROWS, tokens))
+        seen = context_length - tokens + rows.stop
+        _attend(query[rows], projected[rows], kv, layer, pages, seen, shape, out[rows])
+    return out
+
+
+def stretches(past: int, has_plans: bool) -> list[int]:
+    """Ends of the stretches of ``past`` tokens that a block of queries sees whole; what is left goes with its own.
+
+    For plans, whole ones and then powers of two of it down to BLOCK_ROWS.
+    """
+    ends = [0]
+    size = STRETCH_TOKENS
+    while size >= (BLOCK_ROWS if has_plans else STRETCH_TOKENS):
+        ends += range(ends[-1] + size, past + 1, size)
+        size //= 2
+    return ends[1:]
+
+
+def _attend(
+    query: Tensor,
+    projected: Tensor,
+    kv: PagedKv,
+    layer: int,
+    pages: Tensor,
+    seen: int,
+    shape: AttentionShape,
+    out: Tensor,
+) -> None:
+    """A block of queries, the last of ``seen`` tokens."""
+    rows = query.shape[0]
+    has_plans = rows >= PADDED_ROWS and cudnn_serves(query.device, shape)
+    ends = stretches(seen - rows, has_plans)
+    heads, padded = query.transpose(0, 1)[None], query
+    if has_plans and ends and rows < BLOCK_ROWS:
+        padded = torch.cat([query, query.new_zeros(BLOCK_ROWS - rows, *query.shape[1:])])
+    lengths = [end - begin for begin, end in zip([0, *ends], [*ends, seen], strict=True)]
+    size = 2 * shape.kv_heads * max(lengths) * shape.head_dim
+    workspace = torch.empty(size, dtype=query.dtype, device=query.device)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for begin, length in zip([0, *ends], lengths, strict=True):
+        is_last = begin + length == seen
+        key, value = _expanded(kv, layer, pages, begin, length, shape, workspace)
+        if is_last or not has_plans:
+            parts.append(_flash(heads, key, value, is_last, shape.softmax_scale))
+        else:
+            part, lse = _cudnn(padded.transpose(0, 1)[None], key, value, shape.softmax_scale)
+            parts.append((part, lse[:, :rows].contiguous()))
+        if is_last:
+            _merge(parts, projected[:, shape.gate_columns], out, rows, shape)
+        elif len(parts) == MERGED - 1:
+            merged = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            parts = [_merge(parts, None, merged, rows, shape)]
+
+
+def _expanded(
+    kv: PagedKv, layer: int, pages: Tensor, begin: int, count: int, shape: AttentionShape, workspace: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[1, KV, count, D]`` of the positions from ``begin`` on, in ``workspace``."""
+    layout, touched = kv.layout, (begin + count - 1) // PAGE_TOKENS - begin // PAGE_TOKENS + 1
+    device_of(workspace.device).kernel(expand_name(layout.codec.name))(
+        (touched, shape.kv_heads, 1),
+        kv.pages.data_ptr() + layout.layer_bytes * layer,
+        pages.data_ptr(),
+        workspace.data_ptr(),
+        begin,
+        count,
+        layout.page_bytes,
+        programmatic=True,
+    )
+    size = shape.kv_heads * count * shape.head_dim
+    both = workspace[: 2 * size].view(2, 1, shape.kv_heads, count, shape.head_dim)
+    return both[0], both[1]
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Outputs ``[T, H, D]`` and log-sum-exps ``[H, T]``; if causal, the last query sees the last key."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)
+    return found[0][0].transpose(0, 1).contiguous(), found[1][0].contiguous()
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The same, not causal."""
+    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+    found = attend(query, key, value, None, True, 0.0, False, False, scale=scale)
+    return found[0][0].transpose(0, 1).contiguous(), found[1][0, :, :, 0]
+
+
+@lru_cache
+def cudnn_serves(device: torch.device, shape: AttentionShape) -> bool:
+    """Whether cuDNN has attention for this size of head on ``device``, found out by trying, which takes a second."""
+    block = torch.zeros(1, shape.heads, BLOCK_ROWS, shape.head_dim, dtype=torch.bfloat16, device=device)
+    try:
+        _cudnn(block, block[:, : shape.kv_heads], block[:, : shape.kv_heads], shape.softmax_scale)
+    except RuntimeError as error:
+        _log.info("prefill attention by FlashAttention-2: %s", str(error).splitlines()[0])
+        return False
+    return True
+
+
+def _merge(
+    parts: list[tuple[Tensor, Tensor]], gate: Tensor | None, out: Tensor, rows: int, shape: AttentionShape
+) -> tuple[Tensor, Tensor]:
+    """To ``out``, and the log-sum-exps unless there is a gate."""
+    lse = parts[0][1]
+    if gate is None:
+        lse = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
+    filled = parts + parts[:1] * (MERGED - len(parts))
+    device_of(out.device).kernel("attention_merge")(
+        (rows, -(-shape.heads // MERGE_WARPS), 1),
+        *(tensor.data_ptr() for part in filled for tensor in part),
+        0 if gate is None else gate.data_ptr(),
+        out.data_ptr(),
+        lse.data_ptr(),
+        0 if gate is None else 2 * gate.stride(0),
+        len(parts),
+        rows,
+        shape.heads,
+        programmatic=True,
+    )
+    return out, lse
+
+
+def _check(device: torch.device) -> None:
+    """Small contexts of every codec against the reference in float64; cuDNN's stretches against FlashAttention's."""
+    shape = AttentionShape(heads=6, kv_heads=2, head_dim=PREFILL_HEAD_DIM, rotary_dim=64)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).bfloat16()
+
+    tokens, context, pages = 11, 331, torch.tensor([8, 2, 5, 1, 7, 4]).int()
+    query, projected = normal(tokens, shape.heads, shape.head_dim), normal(tokens, shape.projected_width)
+    for codec in EXPANDED:
+        kv = PagedKv.zeros(KvLayout(KV_CODECS[codec], 2, shape.kv_heads, shape.head_dim), 9)
+        for page in pages.tolist():
+            new = normal(PAGE_TOKENS, 2, shape.kv_heads, shape.head_dim)
+            store(kv, 1, PAGE_TOKENS * page + torch.arange(PAGE_TOKENS), new[:, 0], new[:, 1])
+        there = PagedKv(kv.pages.to(device), kv.layout)
+        out = attention_prefill(query.to(device), projected.to(device), there, 1, pages.to(device), context, shape)
+        expected = reference.attention_prefill(query.double(), projected.double(), kv, 1, pages, context, shape)
+        assert_close(f"attention_prefill, {codec}", out, expected, ROUNDING)
+
+
+GROUP = OpGroup(
+    "attention_prefill", tuple(spec.name for spec in KERNELS), {"attention_prefill": attention_prefill}, _check
+)
