@@ -6,7 +6,7 @@ computes. Tensors are row-major; N is the tokens of the batch, S its sequences, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import Matrix
+from kernels_numba.report import OpsReport
 from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
 
 
@@ -150,6 +151,7 @@ class OpTable:
     """One implementation of every op."""
 
     name: str
+    report: OpsReport
     pack_linear: PackLinear
     linear: Linear
     embedding: Embedding
@@ -162,3 +164,8 @@ class OpTable:
     gated_delta_decode: GatedDelta
     gated_delta_prefill: GatedDelta
     moe_experts: MoeExperts
+
+    @classmethod
+    def op_names(cls) -> tuple[str, ...]:
+        """All ops, by field."""
+        return tuple(field.name for field in fields(cls) if field.name not in ("name", "report"))

@@ -17,19 +17,16 @@ def ops_for(device: torch.device, dtype: torch.dtype) -> OpTable:
         from kernels_numba.cpu.table import CPU_OPS
 
         return CPU_OPS
-    if device.type == "cuda" and dtype == torch.bfloat16 and _can_launch():
-        from kernels_numba.nvidia.table import cuda_ops
+    from kernels_numba.torch_ops.table import TORCH_OPS, torch_ops_because
 
-        return cuda_ops(device)
-    from kernels_numba.torch_ops.table import TORCH_OPS
-
-    return TORCH_OPS
-
-
-def _can_launch() -> bool:
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return TORCH_OPS
     try:
         import cuda.bindings.driver  # noqa: F401
     except ImportError as error:
-        _log.warning("torch serves every op, CUDA kernels need the package cuda-bindings: %s", error)
-        return False
-    return True
+        reason = f"CUDA kernels need the package cuda-bindings: {error}"
+        _log.warning("torch serves every op, %s", reason)
+        return torch_ops_because(reason)
+    from kernels_numba.nvidia.table import cuda_ops
+
+    return cuda_ops(device)

@@ -1,7 +1,7 @@
 """Pairs of tokens and experts, put together by expert: one block.
 
-Where a pair comes in its expert's list is a matter of timing, and nothing depends on it: it gets the same numbers at any
-place, and those of a token are added in the order of its experts.
+Where a pair comes in its expert's list is a matter of timing, and nothing depends on it: it gets the same numbers at
+any place, and those of a token are added in the order of its experts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ def source() -> str:
                     P.stg4(items + i64(item) * 16, u32(i32(expert)), u32(first), u32(some), u32(0))
                     item = i32(item + 1); first = i32(first + some); left = i32(left - some)
                 """)
-        with w.block("else:"):
-            with w.block("for i in range(item, most_items):"):
-                w("P.stg4(items + i64(i) * 16, u32(0), u32(0), u32(0), u32(0))")
+        with w.block("else:"), w.block("for i in range(item, most_items):"):
+            w("P.stg4(items + i64(i) * 16, u32(0), u32(0), u32(0), u32(0))")
     w("P.bar_sync()")
     with w.block(f"for pair in range(tid, pairs, {GROUP_THREADS}):"):
         w("""

@@ -1,4 +1,4 @@
-"""Mixtures of experts by CUDA kernels, without a look at the device; stacks that no kernel takes go expert by expert."""
+"""Mixtures of experts by CUDA kernels, without a look at the device; other stacks go expert by expert."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def source(format_name: str, part: str) -> str:
 def _begin(w: Source, weights: StreamFormat, up: bool) -> None:
     """The warp's tile and steps, the lane's row of activations; the ring begins to fill."""
     ring_bytes = weights.depth * weights.step_bytes
-    w(f"""
+    w("""
         shared = P.smem_base(); tid = i32(P.tid_x()); lane = i32(tid & 31); warp = i32(tid >> 5)
         g = i32(lane >> 2); q = i32(lane & 3)
         expert = i32(item[0]); first = i32(item[1]); last_tile = i32(tiles - 1)
@@ -73,9 +73,11 @@ def _begin(w: Source, weights: StreamFormat, up: bool) -> None:
     else:
         w(f"tile = i32(P.i_min(u32(i32(P.cta_x()) * ({WARPS} >> split) + of_block), u32(last_tile)))")
     w(f"""
-        total = i32(steps * slices); begin = i32(part * total >> split); count = i32(((part + 1) * total >> split) - begin)
+        total = i32(steps * slices); begin = i32(part * total >> split)
+        count = i32(((part + 1) * total >> split) - begin)
         cut = i32(P.u_div(u32(begin), u32(steps))); at = i32(begin - cut * steps)
-        at_step = weights + (((i64(expert) * slices + cut) * tiles + tile) * steps + at) * {weights.step_bytes} + lane * 16
+        at_tile = weights + ((i64(expert) * slices + cut) * tiles + tile) * steps * {weights.step_bytes}
+        at_step = at_tile + i64(at) * {weights.step_bytes} + lane * 16
         to_next_slice = i64(tiles - 1) * steps * {weights.step_bytes}
         ring = i32(shared + warp * {ring_bytes} + lane * 16); places = i32(shared + {WARPS * ring_bytes})
         mine = i32(first + i32(P.i_min(u32(g), u32(slots - 1))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels_numba.nvidia.launch import Device
+from kernels_numba.report import Check, GroupReport
 
 _log = logging.getLogger(__name__)
 
@@ -29,24 +31,34 @@ class OpGroup:
     check: Callable[[torch.device], None]  # small inputs against the reference; raises KernelMismatchError
 
 
+_checks: list[Check] = []
+"""Of the group under test."""
+
+
 def assert_close(kernel: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
     """KernelMismatchError unless the norm of the difference is within ``tolerance`` of that of what is expected."""
     expected = expected.double().cpu()
     difference = float((found.double().cpu() - expected).norm() / expected.norm())
     if not difference <= tolerance:
         raise KernelMismatchError(f"{kernel} differs from its reference by {difference:.1e}, more than {tolerance:.1e}")
+    _checks.append(Check(kernel, difference, tolerance))
 
 
-def passing(groups: tuple[OpGroup, ...], device: Device) -> tuple[OpGroup, ...]:
-    """Those whose kernels load and agree with the reference; the journal names the others, with the reason."""
-    served = []
-    for group in groups:
-        try:
-            device.load(group.kernels)
-            group.check(torch.device("cuda", device.index))
-        except Exception as error:  # torch serves what a kernel cannot, for whatever reason
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            _log.warning("torch serves %s instead of CUDA kernels: %s", ", ".join(group.ops), reason)
-        else:
-            served.append(group)
-    return tuple(served)
+def run_self_tests(groups: tuple[OpGroup, ...], device: Device) -> tuple[GroupReport, ...]:
+    """Which kernels load and agree with the reference; the journal names the others, with the reason."""
+    return tuple(_self_test(group, device) for group in groups)
+
+
+def _self_test(group: OpGroup, device: Device) -> GroupReport:
+    _checks.clear()
+    started_s = time.monotonic()
+    try:
+        device.load(group.kernels)
+        group.check(torch.device("cuda", device.index))
+    except Exception as error:  # torch serves what a kernel cannot, for whatever reason
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        _log.warning("torch serves %s instead of CUDA kernels: %s", ", ".join(group.ops), reason)
+        return GroupReport(group.name, tuple(group.ops), "torch", fallback_reason=reason)
+    worst = max(_checks, key=lambda check: check.error / check.limit, default=None)
+    elapsed_ms = (time.monotonic() - started_s) * 1e3
+    return GroupReport(group.name, tuple(group.ops), "cuda", len(_checks), worst, elapsed_ms)

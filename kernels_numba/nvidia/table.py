@@ -20,9 +20,10 @@ from kernels_numba.nvidia import (
     norms_ops,
 )
 from kernels_numba.nvidia.launch import CudaError, device_of
-from kernels_numba.nvidia.self_test import OpGroup, passing
+from kernels_numba.nvidia.self_test import OpGroup, run_self_tests
 from kernels_numba.ops import OpTable
-from kernels_numba.torch_ops.table import TORCH_OPS
+from kernels_numba.report import GroupReport, OpsReport
+from kernels_numba.torch_ops.table import TORCH_OPS, torch_ops_because
 
 GROUPS: tuple[OpGroup, ...] = (
     linear_ops.GROUP,
@@ -45,12 +46,13 @@ def cuda_ops(device: torch.device) -> OpTable:
         found = device_of(device)
     except CudaError as error:
         _log.warning("torch serves every op: %s", error)
-        return TORCH_OPS
-    groups = passing(GROUPS, found)
-    if not groups:
-        return TORCH_OPS
+        return torch_ops_because(str(error))
+    reports = run_self_tests(GROUPS, found)
+    served = [group for group, report in zip(GROUPS, reports, strict=True) if report.implementation == "cuda"]
     ops: dict[str, Callable[..., Any]] = {}
-    for group in groups:
+    for group in served:
         ops.update(group.ops)
-    _log.info("CUDA kernels for %s passed their self-test and serve %s", found.label, ", ".join(ops))
-    return replace(TORCH_OPS, name="cuda", **ops)
+    known = {op for group in GROUPS for op in group.ops}
+    others = GroupReport("others", tuple(op for op in OpTable.op_names() if op not in known), "torch")
+    name = "cuda" if ops else "torch"
+    return replace(TORCH_OPS, name=name, report=OpsReport(name, found.arch, (*reports, others)), **ops)

@@ -69,6 +69,7 @@ def stats_payload(
             "device_state_occupied_slots": stats.state_slots_used,
         },
         "memory": _memory(info, stats),
+        "kernels": _kernels(info),
         "load": {"model_id": model, "architecture": info.architecture, "load_seconds": info.load_seconds},
         "process": {
             "pid": os.getpid(),
@@ -114,4 +115,28 @@ def _memory(info: EngineInfo, stats: EngineStats) -> dict[str, Any]:
         "weights_bytes": info.weights_bytes,
         "cuda_graph_bytes": stats.graph_bytes,
         "cuda_graphs": list(stats.graphs),
+    }
+
+
+def _kernels(info: EngineInfo) -> dict[str, Any]:
+    """Who serves the model's ops, and what the self-test at the engine's start found."""
+    return {
+        "device": info.device,
+        "arch": info.ops.arch,
+        "table": info.ops.table,
+        "self_test_ms": sum(group.self_test_ms for group in info.ops.groups),
+        "groups": [
+            {
+                "name": group.name,
+                "ops": list(group.ops),
+                "implementation": group.implementation,
+                "checks": group.checks,
+                "worst_kernel": group.worst.kernel if group.worst else None,
+                "max_error": group.worst.error if group.worst else None,
+                "error_limit": group.worst.limit if group.worst else None,
+                "self_test_ms": group.self_test_ms,
+                "fallback_reason": group.fallback_reason or None,
+            }
+            for group in info.ops.groups
+        ],
     }

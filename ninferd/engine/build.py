@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from ninferd.weights.locate import artifact_path, default_name
 from ninferd.weights.opening import prepare_source
 from ninferd.weights.stored import forget_maps
 from ninferd.weights.token_domain import token_count
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]) -> Engine:
@@ -63,6 +66,7 @@ def engine_around(
     state = StateCache(request.state, plan.state_slots, device, model.dtype)
     on_progress(LoadProgress("caches", cache_bytes, cache_bytes))
     info = _info(settings, model, plan, identity, tokens)
+    logger.info("%s", info.ops)
     graphs = CudaGraphs(device) if settings.engine.cuda_graph and device.type == "cuda" else None
     engine = Engine(model, kv, state, info, settings.engine.prefill_chunk, graphs=graphs)
     forget_maps()
@@ -163,4 +167,5 @@ def _info(settings: Settings, model: Qwen3_5Text, plan: CapacityPlan, identity: 
         state_bytes=plan.state_bytes,
         load_seconds=0.0,
         model_identity=identity,
+        ops=model.ops.report,
     )

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from kernels_numba.report import OpsReport
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -166,6 +168,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     state_bytes: int
     load_seconds: float  # weights, caches and probe
     model_identity: str = ""  # see ninferd.weights.identity
+    ops: OpsReport = OpsReport("")  # who serves the model's ops
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -217,6 +217,37 @@ async def test_stats() -> None:
     assert [requests[name] for name in ("started", "done", "rejected", "errors", "cancelled")] == [1, 1, 1, 0, 0]
     assert requests["by_protocol"] == {"openai_chat_completions": 2}
     assert stats["compat"] == {"ignored_total": 1}
+    kernels = stats["kernels"]
+    assert {name: kernels[name] for name in ("device", "arch", "table", "self_test_ms")} == {
+        "device": "cpu",
+        "arch": "sm_90",
+        "table": "cuda",
+        "self_test_ms": 12.5,
+    }
+    assert kernels["groups"] == [
+        {
+            "name": "norms",
+            "ops": ["rms_norm", "silu_mul"],
+            "implementation": "cuda",
+            "checks": 9,
+            "worst_kernel": "silu_mul",
+            "max_error": 1.7e-3,
+            "error_limit": 4e-3,
+            "self_test_ms": 12.5,
+            "fallback_reason": None,
+        },
+        {
+            "name": "linear",
+            "ops": ["linear"],
+            "implementation": "torch",
+            "checks": 0,
+            "worst_kernel": None,
+            "max_error": None,
+            "error_limit": None,
+            "self_test_ms": 0.0,
+            "fallback_reason": "CudaError: gemv_q8_m4",
+        },
+    ]
 
 
 async def test_stats_before_the_engine_is_there() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kernels_numba.report import Check, GroupReport, OpsReport
 from ninferd.engine.client import EngineState
 from ninferd.engine.messages import (
     EngineInfo,
@@ -42,6 +43,14 @@ INFO = EngineInfo(
     kv_bytes=2000,
     state_bytes=3000,
     load_seconds=1.5,
+    ops=OpsReport(
+        "cuda",
+        "sm_90",
+        (
+            GroupReport("norms", ("rms_norm", "silu_mul"), "cuda", 9, Check("silu_mul", 1.7e-3, 4e-3), 12.5),
+            GroupReport("linear", ("linear",), "torch", fallback_reason="CudaError: gemv_q8_m4"),
+        ),
+    ),
 )
 STATS = EngineStats(
     steps=10,

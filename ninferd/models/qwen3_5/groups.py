@@ -63,9 +63,9 @@ class SequenceGroups:
     @classmethod
     def of(cls, batch: Batch) -> SequenceGroups:
         """The groups of a batch; of a decode round without a look at the device or a copy to it."""
-        if (rows := batch.rows_per_sequence) is not None:
-            slots, pages, contexts = batch.state_slots, batch.page_table, batch.context_lengths
-            return cls(DecodeGroup(None, slots, pages, contexts, rows, batch.accepted), ())
+        if (per_sequence := batch.rows_per_sequence) is not None:
+            parts = batch.state_slots, batch.page_table, batch.context_lengths
+            return cls(DecodeGroup(None, *parts, per_sequence, batch.accepted), ())
         device, lengths, contexts = batch.token_ids.device, batch.query_lengths, batch.host_context_lengths
         assert contexts is not None
         single = [sequence for sequence, length in enumerate(lengths) if length == 1]
