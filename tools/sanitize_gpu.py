@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kernels_numba.nvidia.registry import BY_NAME
+
 PLACES = ("usr/local/cuda*/bin/compute-sanitizer", "opt/nvidia/*/compute-sanitizer")
 """Under the root directory."""
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -59,7 +61,7 @@ def find_sanitizer() -> str | None:
 def sanitize(sanitizer: str, tool: str, groups: list[str] | None, timeout_s: float) -> int:
     """Run one tool and print what it says; 0 if it found nothing."""
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_STATUS), *OPTIONS.get(tool, ())]
-    command += ["--kernel-regex-exclude", "kns=at", "--kernel-regex-exclude", "kns=cutlass"]
+    command += ["--kernel-name", f"regex=^({'|'.join(BY_NAME)})$"]
     command += [sys.executable, "-m", "tools.sanitize_gpu", "--plain", *(["--groups", *groups] if groups else [])]
     started = time.monotonic()
     print(f"== {' '.join(command)}", flush=True)
@@ -79,7 +81,6 @@ def launch_all(groups: list[str] | None) -> int:
     import torch
 
     from kernels_numba.nvidia.launch import device_of
-    from kernels_numba.nvidia.registry import BY_NAME
     from kernels_numba.nvidia.table import GROUPS
 
     device = device_of(torch.device("cuda"))

@@ -82,12 +82,12 @@ def _read(source: Tensor) -> tuple[float, Literal["stream_read", "torch sum"]]:
 
         def seconds(blocks: int) -> float:
             launch = kernel.bound((blocks, 1, 1), source.data_ptr(), out.data_ptr(), chunks)
-            return seconds_per_call([launch], source.device)
+            return seconds_per_call([launch], source.device).seconds
 
         grids = (2 * device.multiprocessors, 4 * device.multiprocessors, chunks)
         return source.nbytes / min(map(seconds, grids)), "stream_read"
     words = source.view(torch.float32)
-    return source.nbytes / seconds_per_call([words.sum], source.device), "torch sum"
+    return source.nbytes / seconds_per_call([words.sum], source.device).seconds, "torch sum"
 
 
 def _can_launch() -> bool:
@@ -130,5 +130,5 @@ def _launches(device: torch.device) -> tuple[float, float, float]:
     plain, programmatic = (
         kernel.bound((1, 1, 1), out.data_ptr(), out.data_ptr(), 0, programmatic=switch) for switch in (False, True)
     )
-    in_graph = (1e6 * seconds_per_call([call] * 256, device) for call in (plain, programmatic))
+    in_graph = (1e6 * seconds_per_call([call] * 256, device).seconds for call in (plain, programmatic))
     return next(in_graph), next(in_graph), 1e6 * host_seconds(plain, device)

@@ -10,6 +10,7 @@ from ninferd.benchmarks.ceilings import Ceilings
 from ninferd.benchmarks.families import FAMILIES
 from ninferd.benchmarks.results import Figure, Skipped, percent
 from ninferd.benchmarks.subject import Subject
+from ninferd.benchmarks.timing import PerCall
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Timing:
     op: str
     case: str
     rows: int
-    seconds: float
+    per_call: PerCall
     lanes: int = 1
     context_tokens: int | None = None
     kv_dtype: str | None = None
@@ -48,6 +49,7 @@ class KernelFigure(Figure, frozen=True):
     rows: int
     context_tokens: int | None
     us: float
+    captured: bool  # timed inside a CUDA graph
     bytes: int | None
     flops: int | None
     share_of_read: float | None
@@ -61,6 +63,7 @@ class KernelFigure(Figure, frozen=True):
         ("rows", 6),
         ("context", 8),
         ("us", 10),
+        ("graph", 5),
         ("GB/s", 7),
         ("TFLOP/s", 8),
         ("of read", 8),
@@ -76,6 +79,7 @@ class KernelFigure(Figure, frozen=True):
             str(self.rows),
             "" if self.context_tokens is None else str(self.context_tokens),
             f"{self.us:.2f}",
+            "yes" if self.captured else "no",
             "" if self.share_of_read is None or self.bytes is None else f"{self.bytes / self.us / 1e3:.0f}",
             "" if self.flops is None else f"{self.flops / self.us / 1e6:.3g}",
             percent(self.share_of_read),
@@ -117,7 +121,7 @@ def measure_kernels(
 
 
 def _figure(timing: Timing, ceilings: Ceilings) -> KernelFigure:
-    size, flops, seconds = timing.read_bytes, timing.flops, timing.seconds
+    size, flops, seconds = timing.read_bytes, timing.flops, timing.per_call.seconds
     return KernelFigure(
         op=timing.op,
         case=timing.case,
@@ -126,6 +130,7 @@ def _figure(timing: Timing, ceilings: Ceilings) -> KernelFigure:
         rows=timing.rows,
         context_tokens=timing.context_tokens,
         us=1e6 * seconds,
+        captured=timing.per_call.captured,
         bytes=size,
         flops=flops,
         share_of_read=size / seconds / ceilings.read_bytes_per_s if size is not None and flops is None else None,

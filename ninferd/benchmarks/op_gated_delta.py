@@ -31,9 +31,9 @@ def measure_gated_delta(subject: Subject, options: KernelOptions) -> Iterator[Ti
             partial(ops.gated_delta_decode, projected, weights[layer], conv, recurrent, layer, slots, shape)
             for layer in range(layers)
         ]
-        seconds = seconds_per_call(calls, device)
+        per_call = seconds_per_call(calls, device)
         size = lanes * (state_bytes + projected[0].nbytes)
-        yield Timing("gated_delta_decode", "conv, gates, rule, norm", 1, seconds, lanes=lanes, read_bytes=size)
+        yield Timing("gated_delta_decode", "conv, gates, rule, norm", 1, per_call, lanes=lanes, read_bytes=size)
     for rows in options.prefill_rows:
         projected = torch.randn(rows, shape.projected_width, device=device).to(dtype)
         slots = torch.zeros(1, dtype=torch.int64, device=device)
@@ -42,5 +42,5 @@ def measure_gated_delta(subject: Subject, options: KernelOptions) -> Iterator[Ti
             for layer in range(min(4, layers))
         ]
         size = state_bytes + projected.nbytes + rows * shape.value_width * dtype.itemsize
-        seconds = seconds_per_call(calls, device)
-        yield Timing("gated_delta_prefill", "conv, gates, rule, norm", rows, seconds, read_bytes=size)
+        per_call = seconds_per_call(calls, device)
+        yield Timing("gated_delta_prefill", "conv, gates, rule, norm", rows, per_call, read_bytes=size)

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels_numba.shapes import PackedLinear
 from ninferd.benchmarks.kernels import KernelOptions, Timing
 from ninferd.benchmarks.subject import Subject
-from ninferd.benchmarks.timing import seconds_per_call
+from ninferd.benchmarks.timing import PerCall, seconds_per_call
 from ninferd.models.qwen3_5.attention import AttentionLayer
 from ninferd.models.qwen3_5.mlp import MlpLayer
 
@@ -38,7 +38,7 @@ def measure_products(subject: Subject, options: KernelOptions) -> Iterator[Timin
                 op="linear",
                 case=f"{name} {outputs} x {kind.columns}",
                 rows=rows,
-                seconds=seconds_per_call(calls, subject.device),
+                per_call=seconds_per_call(calls, subject.device),
                 read_bytes=size,
                 flops=2 * rows * outputs * kind.columns if rows in options.prefill_rows else None,
             )
@@ -47,8 +47,9 @@ def measure_products(subject: Subject, options: KernelOptions) -> Iterator[Timin
     for rows in options.rows:
         inputs = {columns: _activations(subject, rows, columns) for _, columns in chain}
         calls = [_product(subject, inputs[columns], packed) for packed, columns in chain]
-        seconds = seconds_per_call(calls, subject.device) * len(calls)
-        yield Timing("linear", f"all {len(calls)} products of a round", rows, seconds, read_bytes=size)
+        each = seconds_per_call(calls, subject.device)
+        whole = PerCall(each.seconds * len(calls), each.captured)
+        yield Timing("linear", f"all {len(calls)} products of a round", rows, whole, read_bytes=size)
 
 
 def _product(subject: Subject, x: Tensor, packed: PackedLinear) -> Callable[[], object]:

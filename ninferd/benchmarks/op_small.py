@@ -34,9 +34,9 @@ def measure_norms(subject: Subject, options: KernelOptions) -> Iterator[Timing]:
             ),
             ("silu_mul", 3 * inner, [partial(ops.silu_mul, gate_up)] * len(norms)),
         ):
-            seconds = seconds_per_call(calls, subject.device)
+            per_call = seconds_per_call(calls, subject.device)
             case = f"width {inner if name == 'silu_mul' else config.hidden_size}"
-            yield Timing(name, case, rows, seconds, read_bytes=rows * width * item)
+            yield Timing(name, case, rows, per_call, read_bytes=rows * width * item)
 
 
 def measure_sampling(subject: Subject, options: KernelOptions) -> Iterator[Timing]:
@@ -50,8 +50,8 @@ def measure_sampling(subject: Subject, options: KernelOptions) -> Iterator[Timin
         logits = [_random(subject, lanes, vocab).float() for _ in range(4)]
         for case, draws in (("the likeliest", False), ("temperature, top-k, top-p", True)):
             calls = [partial(sampler.rank, each, draws=draws) for each in logits]
-            seconds = seconds_per_call(calls, subject.device)
-            yield Timing("sampling", case, 1, seconds, lanes=lanes, read_bytes=logits[0].nbytes)
+            per_call = seconds_per_call(calls, subject.device)
+            yield Timing("sampling", case, 1, per_call, lanes=lanes, read_bytes=logits[0].nbytes)
 
 
 def _random(subject: Subject, rows: int, columns: int) -> Tensor:

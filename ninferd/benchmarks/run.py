@@ -59,7 +59,7 @@ def run_start(artifact: str, device: str | int, measure: Callable[[torch.dtype],
 def _begun(benchmark: Benchmark, artifact: str, device: torch.device, show: Show) -> Report:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = Where(name, torch.__version__, __version__, time)
+    where = Where(name, str(torch.__version__), __version__, time)
     show(f"{name}, torch {where.torch}, ninferd {where.ninferd}, {time}")
     ceilings = measure_ceilings(device)
     for line in ceilings.lines():

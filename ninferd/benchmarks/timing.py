@@ -5,10 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
+
+from ninferd.engine.cuda_graphs import CudaGraphs
+from ninferd.engine.graphs import CaptureError
 
 GRAPH_LAUNCHES: Final = 48
 """Calls in a graph at least: launching the graph itself takes several microseconds."""
@@ -20,20 +24,32 @@ CPU_PASS_S: Final = 0.01
 """A pass on the CPU repeats its calls for so long, if one of each takes less."""
 
 
-def seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Of one of ``calls``, the median of several passes over all of them, one after the other.
+class PerCall(NamedTuple):
+    """Of one call."""
 
-    They should differ in what they read, so that no cache helps. On CUDA they must be fit for capture.
+    seconds: float
+    captured: bool
+    """Whether it was replayed from a CUDA graph, as it is in a decode round."""
+
+
+def seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device) -> PerCall:
+    """The median of several passes over all of ``calls``, one after the other.
+
+    They should differ in what they read, so that no cache helps. On CUDA a pass is a graph of at least 48 launches, or
+    eager if the calls cannot be captured, as torch's ops that stand in for a kernel.
     """
     if device.type == "cpu":
-        return _cpu_seconds(calls)
+        return PerCall(_cpu_seconds(calls), captured=False)
     repeated = list(calls) * max(1, -(-GRAPH_LAUNCHES // len(calls)))
-    graph = _captured(calls, repeated, device)
-    once = statistics.median(replay_seconds(graph.replay, 3, device))
+    graphs = CudaGraphs(device)
+    replay = _captured(graphs, calls, repeated)
+    run = replay or partial(_run, calls)
+    once = statistics.median(replay_seconds(run, 3, device))
     for _ in range(int(SUSTAINED_S / once)):
-        graph.replay()
-    count = max(REPLAYS, int(SUSTAINED_S / once))
-    return statistics.median(replay_seconds(graph.replay, count, device)) / len(repeated)
+        run()
+    seconds = statistics.median(replay_seconds(run, max(REPLAYS, int(SUSTAINED_S / once)), device))
+    graphs.release()
+    return PerCall(seconds / len(repeated if replay else calls), captured=replay is not None)
 
 
 def replay_seconds(call: Callable[[], object], count: int, device: torch.device) -> list[float]:
@@ -54,7 +70,7 @@ def host_seconds(call: Callable[[], object], device: torch.device) -> float:
     """That a call takes the processor, device work left in the queue."""
     call()
     synchronize(device)
-    seconds = elapsed_s(lambda: [call() for _ in range(HOST_CALLS)]) / HOST_CALLS
+    seconds = elapsed_s(partial(_run, [call] * HOST_CALLS)) / HOST_CALLS
     synchronize(device)
     return seconds
 
@@ -73,25 +89,28 @@ def synchronize(device: torch.device) -> None:
 
 
 def _captured(
-    calls: Sequence[Callable[[], object]], repeated: Sequence[Callable[[], object]], device: torch.device
-) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for call in calls:  # what an op makes at its first call is made outside the capture
-            call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for call in repeated:
-            call()
-    return graph
+    graphs: CudaGraphs, calls: Sequence[Callable[[], object]], repeated: Sequence[Callable[[], object]]
+) -> Callable[[], None] | None:
+    """What replays ``repeated``, None if they cannot be captured. What ops make at their first call is made before."""
+    _, obstacle = graphs.observe(partial(_run, calls))
+    if obstacle is not None:
+        _, obstacle = graphs.observe(partial(_run, calls))  # it may have been the making
+    if obstacle is not None:
+        return None
+    try:
+        return graphs.capture(partial(_run, repeated)).replay
+    except CaptureError:
+        return None
+
+
+def _run(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
 def _cpu_seconds(calls: Sequence[Callable[[], object]]) -> float:
-    for call in calls:
-        call()
-    once = elapsed_s(lambda: [call() for call in calls])
+    _run(calls)
+    once = elapsed_s(partial(_run, calls))
     turns = max(1, int(CPU_PASS_S / max(once, 1e-9)))
-    passes = [elapsed_s(lambda: [call() for _ in range(turns) for call in calls]) for _ in range(REPLAYS)]
+    passes = [elapsed_s(partial(_run, list(calls) * turns)) for _ in range(REPLAYS)]
     return statistics.median(passes) / turns / len(calls)
