@@ -11,7 +11,7 @@ from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.nvidia.append_kernels import APPEND_WARPS, APPENDED, KERNELS, append_name
 from kernels_numba.nvidia.launch import device_of
-from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.nvidia.self_test import KernelMismatchError, OpGroup, assert_close
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 from kernels_numba.torch_ops import attention
 
@@ -72,31 +72,38 @@ def append_kv(
 
 
 def _check(device: torch.device) -> None:
-    """Queries and cache against the reference in float64, for every size of head."""
+    """Queries and plain caches against the reference in float64, quantised ones to the byte."""
     for codec, head_dim in APPENDED:
-        if codec == "bf16":
-            _check_shape(device, AttentionShape(heads=6, kv_heads=2, head_dim=head_dim, rotary_dim=head_dim // 4))
+        shape = AttentionShape(heads=6, kv_heads=2, head_dim=head_dim, rotary_dim=head_dim // 4)
+        _check_codec(device, KvLayout(KV_CODECS[codec], 2, shape.kv_heads, head_dim), shape)
 
 
-def _check_shape(device: torch.device, shape: AttentionShape) -> None:
+def _check_codec(device: torch.device, layout: KvLayout, shape: AttentionShape) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).bfloat16()
 
-    layout = KvLayout(KV_CODECS["bf16"], 2, shape.kv_heads, shape.head_dim)
     kv, there = PagedKv.zeros(layout, 3), PagedKv.zeros(layout, 3, device)
     projected, slots = normal(3, shape.projected_width), torch.tensor([130, 63, 64])
     norms = AttentionNorms(1 + normal(shape.head_dim).float() / 8, 1 + normal(shape.head_dim).float() / 8, 1e-6)
-    norms_there = AttentionNorms(norms.query.to(device), norms.key.to(device), norms.eps)
     angles = 3 * normal(3, shape.rotary_dim // 2).float()
+    if not layout.codec.is_plain:  # keys that are the same however norm and rope round
+        keys = projected[:, 2 * shape.query_width :][:, : shape.kv_width]
+        keys.copy_(torch.where(keys < 0, -1, 1))
+        norms, angles = AttentionNorms(norms.query, norms.key.bfloat16().float(), 0.0), torch.zeros_like(angles)
     cos, sin = angles.cos(), angles.sin()
+    norms_there = AttentionNorms(norms.query.to(device), norms.key.to(device), norms.eps)
     query = append_kv(
         projected.to(device), norms_there, cos.to(device), sin.to(device), there, 1, slots.to(device), shape
     )
     expected = reference.append_kv(projected.double(), norms, cos.double(), sin.double(), kv, 1, slots, shape)
-    assert_close("append_kv", query, expected, ROUNDING)
-    assert_close("append_kv", there.plain, kv.plain.double(), ROUNDING)
+    name = f"append_kv, {layout.codec.name}"
+    assert_close(name, query, expected, ROUNDING)
+    if layout.codec.is_plain:
+        assert_close(name, there.plain, kv.plain.double(), ROUNDING)
+    elif not torch.equal(there.pages.cpu(), kv.pages):
+        raise KernelMismatchError(f"{name} stores other bytes than its reference")
 
 
 GROUP = OpGroup("append", tuple(spec.name for spec in KERNELS), {"append_kv": append_kv}, _check)

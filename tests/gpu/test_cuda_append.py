@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels_numba.kv.access import load, store
+from kernels_numba.kv.codec import KV_CODECS
+from kernels_numba.kv.hadamard import hadamard
+from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.nvidia import append_ops
 from kernels_numba.shapes import AttentionNorms, AttentionShape
 from kernels_numba.torch_ops import attention as torch_attention
 from kernels_numba.torch_ops.attention import _rotated
-from tests.gpu.test_cuda_attention import LARGE, LAYER, PAGE_TOKENS, SHAPES, normal, random_kv, report
+from tests.gpu.test_cuda_attention import LARGE, LAYER, LAYERS, PAGE_TOKENS, SHAPES, distance, normal, random_kv, report
 
 pytestmark = pytest.mark.gpu
 
@@ -101,3 +105,47 @@ def test_append_in_a_graph(device: torch.device) -> None:
         expected_kv = PagedKv(kv.pages.clone(), kv.layout)
         assert torch.equal(query, append.ours(expected_kv))
         assert torch.equal(kv.plain, expected_kv.plain)
+
+
+@pytest.mark.parametrize("codec", ["fp8", "int8", "nvfp4", "k8v4"])
+@pytest.mark.parametrize("rows", [1, 8, 300])
+def test_the_bytes_are_those_of_the_plain_encoder(device: torch.device, codec: str, rows: int) -> None:
+    """For keys that norm and rope leave exact; nothing else changes. Some rows are tiny, huge or no numbers."""
+    shape = LARGE
+    kv = PagedKv.zeros(KvLayout(KV_CODECS[codec], LAYERS, shape.kv_heads, shape.head_dim), rows // 40 + 2, device)
+    kv.pages.random_(256)
+    projected = normal(1, rows, shape.projected_width)
+    keys, values = projected[:, 2 * shape.query_width :].view(rows, 2, shape.kv_heads, shape.head_dim).unbind(1)
+    keys.copy_(torch.where(keys < 0, -1, 1))
+    values *= 10 ** (3 * normal(2, rows, shape.kv_heads, 1))
+    values[rows // 2, 0, ::50] = torch.nan
+    values[rows // 3, 1, 3:200:60] = -torch.inf
+    values[rows // 4, 2] = 0
+    norms = AttentionNorms(torch.ones(256, device=device), normal(3, 256).float(), 0.0)
+    flat = torch.ones(rows, 32, device=device), torch.zeros(rows, 32, device=device)
+    slots = torch.randperm(kv.pages.shape[0] * PAGE_TOKENS, generator=torch.Generator().manual_seed(4))[:rows]
+    expected = PagedKv(kv.pages.cpu(), kv.layout)
+    query = append_ops.append_kv(projected, norms, *flat, kv, LAYER, slots.cuda(), shape)
+    store(expected, LAYER, slots, (keys * norms.key.bfloat16()).cpu(), values.cpu())
+    assert torch.equal(kv.pages.cpu(), expected.pages)
+    plain = projected[:, : shape.query_width].view(rows, shape.heads, 256).double()
+    turned = hadamard((plain * torch.rsqrt(plain.square().mean(-1, keepdim=True))).cpu()).to(device)
+    torch.testing.assert_close(query.double(), turned, atol=1e-4, rtol=2**-8)
+
+
+@pytest.mark.parametrize("codec", ["fp8", "int8", "nvfp4", "k8v4"])
+def test_quantised_rows_are_near(device: torch.device, codec: str) -> None:
+    """With norm and rope: as near to the exact keys as what the torch op stores."""
+    append = Append(LARGE, 300)
+    layout = KvLayout(KV_CODECS[codec], LAYERS, LARGE.kv_heads, LARGE.head_dim)
+    caches = [PagedKv.zeros(layout, append.paged.pages.shape[0], device) for _ in range(2)]
+    query, theirs = append.ours(caches[0]), append.torchs(caches[1])
+    report(f"{codec} queries", query, theirs, hadamard(append.exact()[0].cpu()).to(device))
+    pages, offsets = append.slots // PAGE_TOKENS, append.slots % PAGE_TOKENS
+    exact = hadamard(append.exact()[1].cpu()).to(device)
+    errors = []
+    for cache in caches:
+        keys = load(cache, LAYER, torch.arange(cache.pages.shape[0], device=device), torch.float32)[0]
+        errors.append(distance(keys[pages, :, offsets], exact))
+    print(f"{codec} keys: {errors[0]:.3e}, torch {errors[1]:.3e}")
+    assert errors[0] <= 1.02 * errors[1]
