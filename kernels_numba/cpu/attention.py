@@ -93,7 +93,7 @@ def _run(
         projected.numpy(),
         pages_of(kv),
         layer,
-        key_dims(kv),
+        key_dims(kv.layout),
         shape.kv_heads,
         page_table.contiguous().numpy(),
         context_lengths.numpy(),

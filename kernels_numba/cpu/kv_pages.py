@@ -24,24 +24,25 @@ _NUMBERS = {NVFP4_FORMAT: kv_encode.NVFP4, FP8: kv_encode.FP8, INT8: kv_encode.I
 
 
 class Order(NamedTuple):
-    """Tables of a quantised layout; places are elements from the beginning of a head run on."""
+    """Tables of a quantised layout, uint32; places are elements from the beginning of a head run on."""
 
     key_format: int
     value_format: int
-    key_places: Any  # int32 [PAGE_TOKENS, E]
-    key_members: Any  # int32 [E, M]
-    key_scale_places: Any
+    key_places: Any  # [PAGE_TOKENS, E]
+    key_members: Any  # [E, M]
+    key_scale_places: Any  # [PAGE_TOKENS, E]
     value_places: Any
     value_members: Any
     value_scale_places: Any
+    value_pairs: Any  # [PAGE_TOKENS / 2, E], places of elements of twice the size, each of two tokens
     e4m3: Any  # float32 [128], values of words without a sign
-    key_dims: Any  # int32 [D], the dimension of each place in a decoded key
 
 
 class QuantisedPages(NamedTuple):
-    """All head runs ``[pages, layers, kv heads, head run]`` twice, as bytes and as 16-bit words."""
+    """All head runs ``[pages, layers, kv heads, head run]`` as bytes, as 16-bit and as 32-bit words."""
 
     bytes: Any
+    halves: Any
     words: Any
     order: Order
 
@@ -50,19 +51,16 @@ def pages_of(kv: PagedKv) -> Any:
     """What the functions below take: an array of float32 or bfloat16 bits like ``kv.plain``, or QuantisedPages."""
     if kv.layout.codec.is_plain:
         return stored(kv.plain)
-    return QuantisedPages(kv.runs.numpy(), kv.runs.view(torch.uint16).numpy(), _order(kv.layout))
-
-
-def key_dims(kv: PagedKv) -> Any:
-    """Order of the dimensions of decoded keys, int32 [D]; queries are gathered in the same."""
-    if kv.layout.codec.is_plain:
-        return _natural(kv.layout.head_dim)
-    return _order(kv.layout).key_dims
+    runs = kv.runs.numpy()
+    return QuantisedPages(runs, runs.view(np.uint16), runs.view(np.uint32), _order(kv.layout))
 
 
 @lru_cache(maxsize=16)
-def _natural(head_dim: int) -> Any:
-    return np.arange(head_dim, dtype=np.int32)
+def key_dims(layout: KvLayout) -> Any:
+    """Order of the dimensions of keys that were read, uint32 [D]; queries are gathered in the same."""
+    if layout.codec.is_plain:
+        return np.arange(layout.head_dim, dtype=np.uint32)
+    return _table(planes(layout, torch.device("cpu")).key_codes.members.T.flatten())
 
 
 @lru_cache(maxsize=16)
@@ -70,17 +68,18 @@ def _order(layout: KvLayout) -> Order:
     order, codec = planes(layout, torch.device("cpu")), layout.codec
     value_codes = order.value_codes
     natural = value_codes.members[:, 0].argsort()
+    value_places = _places(value_codes, layout.value_codes_offset)[:, natural].copy()
     return Order(
         _NUMBERS[codec.key],
         _NUMBERS[codec.value],
         _places(order.key_codes, 0),
         _table(order.key_codes.members),
         _places(order.key_scales, layout.key_scales_offset),
-        _places(value_codes, layout.value_codes_offset)[:, natural].copy(),
+        value_places,
         _table(value_codes.members[natural]),
         _places(order.value_scales, layout.value_scales_offset),
+        value_places[::2] // 2,
         torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy(),
-        _table(order.key_codes.members.T.flatten()),
     )
 
 
@@ -89,7 +88,8 @@ def _places(plane: Plane, begin_bytes: int) -> Any:
 
 
 def _table(numbers: torch.Tensor) -> Any:
-    return numbers.to(torch.int32).contiguous().numpy()
+    table: Any = numbers.numpy().astype(np.uint32)
+    return table
 
 
 def write_vectors(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key: Any, value: Any) -> None:
@@ -113,7 +113,7 @@ def _write_vectors(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key: 
 
 @compiled(ORDERED)
 def _write_quantised(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key: Any, value: Any) -> None:
-    order, run, words = kv.order, kv.bytes[page, layer, head], kv.words[page, layer, head]
+    order, run, halves = kv.order, kv.bytes[page, layer, head], kv.halves[page, layer, head]
     rounded, codes = np.empty(key.shape[0], np.float32), np.empty(key.shape[0], np.uint8)
     _write_part(
         order.key_format,
@@ -125,7 +125,7 @@ def _write_quantised(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key
         rounded,
         codes,
         run,
-        words,
+        halves,
     )
     _write_part(
         order.value_format,
@@ -137,7 +137,7 @@ def _write_quantised(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key
         rounded,
         codes,
         run,
-        words,
+        halves,
     )
 
 
@@ -152,18 +152,18 @@ def _write_part(
     rounded: Any,
     codes: Any,
     run: Any,
-    words: Any,
+    halves: Any,
 ) -> None:
     per_element = 2 if number == NVFP4 else 1
     scales = np.empty(per_element * scale_places.shape[0], np.uint16)
     kv_encode.round_to_bfloat16(x, rounded)
     kv_encode.quantise(number, rounded, codes, scales, e4m3)
     if number == NVFP4:
-        kv_encode.put_codes_of_four(codes, places, members, words)
-        kv_encode.put_pairs_of_scales(scales, scale_places, words)
+        kv_encode.put_codes_of_four(codes, places, members, halves)
+        kv_encode.put_pairs_of_scales(scales, scale_places, halves)
     else:
         kv_encode.put_singles(codes, places, run)
-        kv_encode.put_singles(scales, scale_places, words)
+        kv_encode.put_singles(scales, scale_places, halves)
 
 
 def read_page(kv: Any, page: Any, layer: Any, head: Any, scratch: Any) -> Any:
@@ -188,14 +188,15 @@ def _read_page(kv: Any, page: Any, layer: Any, head: Any, scratch: Any) -> Any: 
 
 @compiled(ORDERED)
 def _decode_page(kv: Any, page: Any, layer: Any, head: Any, scratch: Any) -> None:
-    order, run, words = kv.order, kv.bytes[page, layer, head], kv.words[page, layer, head]
+    order, halves = kv.order, kv.halves[page, layer, head]
+    keys, values = scratch[0], scratch[1]
     places, scale_places = order.key_places, order.key_scale_places
     if order.key_format == NVFP4:
-        kv_decode.nvfp4_keys(words, places, order.key_members, words, scale_places, order.e4m3, scratch[0])
+        kv_decode.nvfp4_keys(halves, places, scale_places, order.e4m3, keys)
     else:
-        kv_decode.scaled_bytes(order.key_format, run, places, words, scale_places, scratch[0])
-    places, scale_places = order.value_places, order.value_scale_places
+        kv_decode.byte_keys(order.key_format, kv.bytes[page, layer, head], halves, places, scale_places, keys)
+    pairs, scale_places = order.value_pairs, order.value_scale_places
     if order.value_format == NVFP4:
-        kv_decode.nvfp4_values(words, places, words, scale_places, order.e4m3, scratch[1])
+        kv_decode.nvfp4_values(halves, kv.words[page, layer, head], pairs, scale_places, order.e4m3, values)
     else:
-        kv_decode.scaled_bytes(order.value_format, run, places, words, scale_places, scratch[1])
+        kv_decode.byte_values(order.value_format, halves, pairs, scale_places, values)

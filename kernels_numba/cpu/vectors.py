@@ -45,6 +45,10 @@ class VectorBuilder:
         """A member of a tuple."""
         return self._builder.extract_value(structure, index)
 
+    def index(self, number: int) -> Any:
+        """``number`` as an index."""
+        return ir.Constant(INT64, number)
+
     def multiple(self, index: Any, factor: int) -> Any:
         """``index * factor``."""
         return self._builder.mul(index, ir.Constant(index.type, factor))
@@ -67,6 +71,17 @@ class VectorBuilder:
         """Float32 values from ``offset`` elements behind ``pointer``."""
         return self._load(pointer, offset, FLOAT32, 4)
 
+    def load_four_pairs(self, pointer: Any, offset: int) -> Any:
+        """Four float32 values, each in two neighbouring lanes, over and over."""
+        four = ir.VectorType(FLOAT32, 4)
+        place = self._builder.gep(pointer, [ir.Constant(INT64, offset)])
+        values = self._builder.load(self._builder.bitcast(place, four.as_pointer()))
+        values.align = 4
+        order = [lane // 2 % 4 for lane in range(self.lanes)]
+        return self._builder.shuffle_vector(
+            values, ir.Constant(four, ir.Undefined), ir.Constant(self._vector(INT32), order)
+        )
+
     def load(self, array_type: Any, pointer: Any, offset: int) -> Any:
         """Words of an array as int32, zero-extended; float32 values as they are."""
         if array_type.dtype == types.float32:
@@ -81,6 +96,13 @@ class VectorBuilder:
         """``bits`` bits of each word from bit ``shift`` on."""
         shifted = self._builder.lshr(words, self.integers(shift)) if shift else words
         return self._builder.and_(shifted, self.integers((1 << bits) - 1))
+
+    def field_and_bit(self, words: Any, shift: int, bits: int, above: int) -> Any:
+        """``field``, and on top of it the bit ``above``."""
+        offset = above - bits
+        moved = self._builder.lshr(words, self.integers(offset)) if offset >= 0 else words
+        moved = self._builder.shl(words, self.integers(-offset)) if offset < 0 else moved
+        return self._builder.or_(self.field(words, shift, bits), self._builder.and_(moved, self.integers(1 << bits)))
 
     def looked_up(self, table: Sequence[float], index: Any) -> Any:
         """``table[index]`` of up to 16 entries; the index has no higher bits."""
