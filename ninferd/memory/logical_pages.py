@@ -153,6 +153,19 @@ class LogicalPages:
         same &= self.host[ids] != NOWHERE
         return same
 
+    def droppable(self, handles: Handles) -> Handles:
+        """Those that still live and whose device replica is idle and has a current host copy."""
+        ids = handles & _ID_MASK
+        able = self._generation[ids] == handles >> 32
+        able &= (self.device[ids] != NOWHERE) & self.current(ids) & (self.active[ids] == 0) & (self.pins[ids] == 0)
+        found: Handles = handles[able]
+        return found
+
+    def on_device(self, handles: Handles) -> npt.NDArray[np.bool_]:
+        """Which have a settled device replica, bool [n]."""
+        settled: npt.NDArray[np.bool_] = self.device[self.ids(handles)] != NOWHERE
+        return settled
+
     def start_restore(self, handles: Handles, reservation: PageReservation) -> tuple[Slabs, PageIds]:
         """Destinations for pages that are only on the host: (source slabs, device pages). Pins until it ends."""
         ids = self.ids(handles)

@@ -54,6 +54,16 @@ class PrefixTree:
         found.sort(key=lambda snapshot: -snapshot.frontier)
         return Match(deepest, blocks, tuple(found), np.concatenate(parts) if parts else NO_HANDLES)
 
+    def known(self, tokens: Tokens, frontier: int) -> Snapshot | None:
+        """The snapshot at exactly this frontier of these tokens, usable or not yet."""
+        segment, blocks = self.root, frontier // PAGE_TOKENS
+        while segment.end < blocks:
+            child, equal = self._best_child(segment, tokens)
+            if child is None or equal < len(child.tokens) or child.end > blocks:
+                return None
+            segment = child
+        return self.find(segment, tokens, frontier)
+
     def insert(self, tokens: Tokens, pages: Handles) -> Segment:
         """The segment that ends with the last of ``pages``, logical pages of the first blocks of ``tokens``.
 

@@ -38,6 +38,12 @@ class Segment:
         for children in self.children.values():
             yield from children
 
+    def subtree(self) -> Iterator[Snapshot]:
+        """Snapshots here and below."""
+        yield from self.snapshots
+        for child in self.offspring():
+            yield from child.subtree()
+
     def path(self) -> Iterator[Segment]:
         """This segment and its ancestors, upward, without the root."""
         segment: Segment | None = self

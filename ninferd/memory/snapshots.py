@@ -30,7 +30,7 @@ class Snapshot:
     order: int = 0  # of publication
     hits: int = 0
     last_used: int = 0  # logical time of publication or of the last hit
-    credit: float = 0.0  # its value density, as of its publication or last hit
+    age: float = 0.0  # of the value clock at its publication or last hit
     superseded: bool = False  # a deeper one of the same conversation made it unlikely to be asked for again
     pins: int = 0  # admissions under way that resume from it
     segment: Segment | None = None  # None before it is attached and after it is gone

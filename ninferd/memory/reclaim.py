@@ -1,0 +1,219 @@
+"""What to give up for a demand: free copies first, then move to the host, and lose something only if that is full.
+
+Deterministic and without search (spec/memory §6.9). In this order: drop device copies that the host has too, least
+recently used first; move device-only pages and images of least value to the host, growing it if the budget allows;
+evict snapshots, superseded and least dense first, only as many as the rest of the demand needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ninferd.memory.logical_pages import NO_HANDLES, Handles
+from ninferd.memory.segment import Segment
+from ninferd.memory.snapshots import Snapshot
+from ninferd.memory.state_images import StateImage
+from ninferd.memory.stores import Stores
+from ninferd.memory.survey import Flags, Survey
+from ninferd.memory.worth import exclusive, ranked
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What must become free."""
+
+    pages: int = 0
+    slots: int = 0
+    slabs: int = 0
+    worth: float = math.inf  # nothing denser may be lost for it
+    lossless: bool = False  # only drop copies that exist twice: nothing moves, nothing is lost
+
+
+@dataclass(frozen=True)
+class ReclaimPlan:
+    """Steps, in the order of the fields."""
+
+    host_page_drops: Handles = field(default_factory=lambda: NO_HANDLES)
+    host_image_drops: tuple[StateImage, ...] = ()
+    grow_to: int = 0  # host slabs that must be free then
+    evictions: tuple[Snapshot, ...] = ()
+    page_drops: Handles = field(default_factory=lambda: NO_HANDLES)
+    image_drops: tuple[StateImage, ...] = ()
+    page_moves: Handles = field(default_factory=lambda: NO_HANDLES)
+    image_moves: tuple[StateImage, ...] = ()
+    slabs: int = 0  # free ones that the moves and the demand take
+    wished_slabs: int = 0  # what would have been needed to evict nothing
+    kv_lineages: frozenset[int] = frozenset()  # conversations whose pages leave the device
+    image_lineages: frozenset[int] = frozenset()
+
+    @property
+    def moves(self) -> bool:
+        """Whether something must be copied before its place is free."""
+        return bool(len(self.page_moves) or self.image_moves)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing needs to change."""
+        return not (self.evictions or self.moves or len(self.page_drops) or self.image_drops)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How much of a demand each kind of step covers, for one set of evictions; ``short`` is what none covers."""
+
+    page_drops: int
+    page_moves: int
+    image_drops: int
+    image_moves: int
+    host_page_drops: int
+    host_image_drops: int
+    slabs: int
+    grow_to: int
+    short: int
+
+
+def plan_reclaim(stores: Stores, demand: Demand, *, grow: bool = True) -> ReclaimPlan | None:
+    """The steps that make ``demand`` fit, or None. Changes nothing; ``grow`` lets it count on host growth."""
+    if (
+        demand.pages <= stores.pool.available
+        and demand.slots <= stores.images.free
+        and demand.slabs <= stores.slabs.free
+    ):
+        return ReclaimPlan(slabs=demand.slabs)
+    return _Planner(stores, demand, grow=grow).plan()
+
+
+class _Planner:
+    def __init__(self, stores: Stores, demand: Demand, *, grow: bool) -> None:
+        self._stores = stores
+        self._demand = demand
+        self._room = stores.slabs.obtainable() if grow else stores.slabs.free
+        self._survey = Survey(stores)
+        self._ranked = ranked(stores, list(stores.tree.snapshots()))
+        order = [each for _, each in self._ranked]
+        self._survey.rank_units(order)
+        lesser = sum(self._may_lose(dense, each) for dense, each in self._ranked)
+        of_lesser = np.array([unit.rank < lesser for unit in self._survey.units], np.bool_)
+        self._spare = self._survey.doubled & of_lesser[self._survey.of_unit]  # host copies that this demand may take
+        idle = [each for each in order if each.image.on_device and not each.image.pins]
+        self._backed = [each for each in idle if each.image.slabs is not None]
+        self._backed.sort(key=lambda each: (not each.superseded, each.last_used))
+        self._lonely = [each for each in idle if each.image.slabs is None]
+        self._spare_images = [each for each in order[:lesser] if each.image.droppable]
+        self._segment_units = {id(u.segment): i for i, u in enumerate(self._survey.units) if u.owner is None}
+        self._tail_units = {id(u.owner): i for i, u in enumerate(self._survey.units) if u.owner is not None}
+
+    def plan(self) -> ReclaimPlan | None:
+        victims: list[Snapshot] = []
+        split = first = self._split(victims)
+        for dense, snapshot in self._ranked:
+            if not split.short:
+                break
+            if snapshot.pins or not self._may_lose(dense, snapshot):
+                continue
+            attempt = self._split([*victims, snapshot])
+            if attempt.short < split.short:
+                victims.append(snapshot)
+                split = attempt
+        if split.short:
+            return None
+        for snapshot in reversed(victims.copy()):  # from the most valuable on: was it needed after all?
+            without = [each for each in victims if each is not snapshot]
+            attempt = self._split(without)
+            if not attempt.short:
+                victims, split = without, attempt
+        return self._steps(victims, split, first.slabs)
+
+    def _may_lose(self, dense: float, snapshot: Snapshot) -> bool:
+        """Whether the demand is worth more than this snapshot."""
+        return not self._demand.lossless and (snapshot.superseded or dense < self._demand.worth)
+
+    def _split(self, victims: list[Snapshot]) -> _Split:
+        survey, demand, stores = self._survey, self._demand, self._stores
+        gone = self._gone(victims)
+        device_gain, host_gain = survey.gain(gone)
+        per_image = stores.images.slabs_per_image
+        freed = [each.image for each in victims if not each.image.pins]
+        host_gain += sum(per_image for image in freed if image.slabs is not None)
+
+        pages = max(0, demand.pages - stores.pool.available - device_gain)
+        page_drops = min(pages, int(survey.backed_counts[~gone].sum()))
+        page_moves = 0 if demand.lossless else min(pages - page_drops, int(survey.lonely_counts[~gone].sum()))
+        slots = max(0, demand.slots - stores.images.free - sum(image.on_device for image in freed))
+        image_drops = min(slots, len(_without(self._backed, victims)))
+        image_moves = 0 if demand.lossless else min(slots - image_drops, len(_without(self._lonely, victims)))
+
+        slabs = demand.slabs + page_moves + image_moves * per_image
+        missing = max(0, slabs - self._room - host_gain)
+        host_page_drops = host_image_drops = 0
+        if missing:
+            kept = ~gone[survey.of_unit]
+            host_page_drops = min(missing, int(self._spare_after(kept, page_drops).sum()))
+            images = _without(self._spare_images, [*victims, *_without(self._backed, victims)[:image_drops]])
+            host_image_drops = min(-(-(missing - host_page_drops) // per_image), len(images))
+        host_drops = host_page_drops + host_image_drops * per_image
+        return _Split(
+            page_drops,
+            page_moves,
+            image_drops,
+            image_moves,
+            host_page_drops,
+            host_image_drops,
+            slabs,
+            grow_to=max(0, slabs - host_gain),
+            short=(pages - page_drops - page_moves)
+            + (slots - image_drops - image_moves)
+            + max(0, missing - host_drops),
+        )
+
+    def _steps(self, victims: list[Snapshot], split: _Split, wished_slabs: int) -> ReclaimPlan:
+        survey = self._survey
+        kept = ~self._gone(victims)[survey.of_unit]
+        backed, lonely = _without(self._backed, victims), _without(self._lonely, victims)
+        image_drops, image_moves = backed[: split.image_drops], lonely[: split.image_moves]
+        spare_images = _without(self._spare_images, [*victims, *image_drops])
+        drops = survey.first(survey.backed & kept, split.page_drops)
+        moves = survey.least_valuable(survey.lonely & kept, split.page_moves)
+        return ReclaimPlan(
+            host_page_drops=survey.least_valuable(self._spare_after(kept, split.page_drops), split.host_page_drops),
+            host_image_drops=tuple(each.image for each in spare_images[: split.host_image_drops]),
+            grow_to=split.grow_to,
+            evictions=tuple(victims),
+            page_drops=drops,
+            image_drops=tuple(each.image for each in image_drops),
+            page_moves=moves,
+            image_moves=tuple(each.image for each in image_moves),
+            slabs=split.slabs,
+            wished_slabs=wished_slabs,
+            kv_lineages=survey.lineages(np.concatenate((drops, moves))),
+            image_lineages=frozenset(each.lineage for each in (*image_drops, *image_moves)),
+        )
+
+    def _spare_after(self, kept: Flags, page_drops: int) -> Flags:
+        """Host copies that may be dropped once ``page_drops`` pages are on the host alone."""
+        spare = self._spare & kept
+        if page_drops:
+            spare[np.flatnonzero(self._survey.backed & kept)[:page_drops]] = False
+        return spare
+
+    def _gone(self, victims: list[Snapshot]) -> Flags:
+        """Which units leave with ``victims``, bool [units]."""
+        gone = np.zeros(len(self._survey.units), np.bool_)
+        left: dict[Segment, int] = {}
+        for victim in victims:
+            for segment in exclusive(victim, left):
+                gone[self._segment_units[id(segment)]] = True
+            for segment in victim.anchored.path():
+                left[segment] = left.get(segment, 0) + 1
+            if id(victim) in self._tail_units:
+                gone[self._tail_units[id(victim)]] = True
+        return gone
+
+
+def _without(snapshots: list[Snapshot], taken: list[Snapshot]) -> list[Snapshot]:
+    """``snapshots`` that are not among ``taken``."""
+    names = {id(each) for each in taken}
+    return [each for each in snapshots if id(each) not in names]
