@@ -23,7 +23,7 @@ from ninferd.engine.messages import (
     SamplingParams,
     TokensGenerated,
 )
-from ninferd.errors import NinferError
+from ninferd.errors import InputError, NinferError
 from ninferd.models import Qwen3_5Text
 from ninferd.models.batch import MAX_ROWS, Batch, Caches
 
@@ -93,7 +93,7 @@ class Rehearsal:
         slack = WARM_ROUNDS + lanes + MAX_ROWS
         prompt = self._context_tokens - rounds - slack
         if prompt < 1:
-            raise NinferError(f"{self._context_tokens} tokens of context are too few for {rounds} rounds")
+            raise InputError(f"{self._context_tokens} tokens of context are too few for {rounds} rounds")
         self._generated.clear()
         for lane in range(lanes):
             self._submit(str(lane), prompt, rounds + slack, sampling)
