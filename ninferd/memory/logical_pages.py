@@ -22,6 +22,11 @@ Ids = npt.NDArray[np.int64]
 
 NOWHERE: Final = -1
 NO_HANDLES: Final[Handles] = np.zeros(0, np.int64)
+ON_DEVICE: Final = np.uint8(1)
+ON_HOST: Final = np.uint8(2)
+UNPINNED: Final = np.uint8(4)
+IDLE: Final = np.uint8(8)
+UNSHARED: Final = np.uint8(16)
 _ID_MASK: Final = (1 << 32) - 1
 
 
@@ -159,6 +164,21 @@ class LogicalPages:
         able = self._generation[ids] == handles >> 32
         able &= (self.device[ids] != NOWHERE) & self.current(ids) & (self.active[ids] == 0) & (self.pins[ids] == 0)
         found: Handles = handles[able]
+        return found
+
+    def facts(self, handles: Handles) -> npt.NDArray[np.uint8]:
+        """Bits ``ON_DEVICE``, ``ON_HOST`` (a current copy), ``UNPINNED``, ``IDLE`` (no running sequence), ``UNSHARED``.
+
+        For handles that are held by their owner: generations are not compared. Works on whole columns, so that asking
+        for 100,000 pages is one gather.
+        """
+        current = (self.host != NOWHERE) & (self.host_epoch == self.epoch) & (self.host_columns == self.columns)
+        bits = (self.device != NOWHERE).view(np.uint8) * ON_DEVICE
+        bits |= current.view(np.uint8) * ON_HOST
+        bits |= (self.pins == 0).view(np.uint8) * UNPINNED
+        bits |= (self.active == 0).view(np.uint8) * IDLE
+        bits |= (self.refs == 1).view(np.uint8) * UNSHARED
+        found: npt.NDArray[np.uint8] = bits[handles & _ID_MASK]
         return found
 
     def on_device(self, handles: Handles) -> npt.NDArray[np.bool_]:

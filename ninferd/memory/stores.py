@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ninferd.memory.copies import Copies
@@ -32,12 +33,12 @@ class BundleSizes:
         """One page of all pools."""
         return self.main_page_bytes + self.backend_page_bytes
 
-    @property
+    @cached_property
     def slab_bytes(self) -> int:
         """One host slab."""
         return slab_bytes_for(self.bundle_bytes)
 
-    @property
+    @cached_property
     def slabs_per_image(self) -> int:
         """Host slabs of one state image."""
         return -(-self.image_bytes // self.slab_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ninferd.memory.logical_pages import NO_HANDLES, NOWHERE, Handles
+from ninferd.memory.logical_pages import IDLE, NO_HANDLES, ON_DEVICE, ON_HOST, UNPINNED, UNSHARED, Handles
 from ninferd.memory.segment import Segment
 from ninferd.memory.snapshots import Snapshot
 from ninferd.memory.stores import Stores
@@ -38,30 +38,32 @@ class Survey:
     lonely: Flags = field(init=False)  # idle and only on the device
     doubled: Flags = field(init=False)  # on both, idle or not: the host copy could go
     of_unit: Counts = field(init=False)  # unit of each page
+    _starts: Counts = field(init=False)  # first page of each unit
 
     def __post_init__(self) -> None:
         self.units = sorted(self._units(), key=lambda unit: (unit.last_used, -unit.segment.end, unit.owner is None))
         parts = [unit.pages for unit in self.units]
+        lengths = [len(part) for part in parts]
         self.handles = np.concatenate(parts) if parts else NO_HANDLES
-        self.of_unit = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        pages = self.stores.pages
-        ids = pages.ids(self.handles)
-        on_device, on_host = pages.device[ids] != NOWHERE, pages.current(ids)
-        unpinned = pages.pins[ids] == 0
-        idle = unpinned & (pages.active[ids] == 0)
-        self.doubled = unpinned & on_device & on_host
-        self.backed = idle & on_device & on_host
-        self.lonely = idle & on_device & (pages.host[ids] == NOWHERE)
-        unshared = idle & (pages.refs[ids] == 1)  # with its unit, the page itself would go
-        self._device_gain = self.counts(unshared & on_device)
-        self._host_gain = self.counts(unshared & on_host)
+        self._starts = np.cumsum([0, *lengths[:-1]]) if parts else np.zeros(0, np.int64)
+        self.of_unit = np.repeat(np.arange(len(parts)), lengths)
+        facts = self.stores.pages.facts(self.handles)
+        place = facts & (ON_DEVICE | ON_HOST | UNPINNED)
+        idle = (facts & IDLE) > 0
+        self.doubled = place == (ON_DEVICE | ON_HOST | UNPINNED)
+        self.backed = self.doubled & idle
+        self.lonely = (place == (ON_DEVICE | UNPINNED)) & idle
+        unshared = (facts & (UNPINNED | IDLE | UNSHARED)) == (UNPINNED | IDLE | UNSHARED)  # would go with its unit
+        self._device_gain = self.counts(unshared & ((facts & ON_DEVICE) > 0))
+        self._host_gain = self.counts(unshared & ((facts & ON_HOST) > 0))
         self.backed_counts = self.counts(self.backed)
         self.lonely_counts = self.counts(self.lonely)
-        self.doubled_counts = self.counts(self.doubled)
 
     def counts(self, flags: Flags) -> Counts:
         """How many flagged pages each unit has."""
-        return np.bincount(self.of_unit[flags], minlength=len(self.units)).astype(np.int64)
+        if not len(self._starts):
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(flags, self._starts, dtype=np.int64)
 
     def gain(self, gone: Flags) -> tuple[int, int]:
         """(device pages, host slabs) that would be free if the ``gone`` units were."""

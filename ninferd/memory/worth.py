@@ -16,7 +16,9 @@ NOTHING_GONE: Mapping[Segment, int] = {}
 def density(stores: Stores, snapshot: Snapshot) -> float:
     """Prefill time that it saves over bytes that only it needs; both against what the tree would keep without it."""
     image_bytes = stores.sizes.slabs_per_image * stores.sizes.slab_bytes
-    own_pages = sum(len(segment.pages) for segment in exclusive(snapshot)) + len(snapshot.tail_page)
+    own_pages = len(snapshot.tail_page)
+    for segment in exclusive(snapshot):
+        own_pages += len(segment.pages)
     base = retained_below(snapshot)
     saved = stores.costs.prefill_ns(base, snapshot.frontier - base)
     saved -= stores.costs.restore_ns(image_bytes, stores.sizes.slabs_per_image)
