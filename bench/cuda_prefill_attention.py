@@ -58,7 +58,7 @@ def main() -> None:
                 prefill(codec, shape, chunk, context, ceiling)
     for tokens in args.prompts:
         prompt("nvfp4", shape, args.chunks[0], tokens, ceiling)
-    for rows in (2, 16, 64, 256, 1000):
+    for rows in (2, 16, 64, 255, 300, 640, 1000):
         prefill("nvfp4", shape, rows, max(args.contexts), ceiling)
 
 
@@ -84,7 +84,7 @@ def prefill(codec: str, shape: AttentionShape, rows: int, context: int, ceiling:
     query, projected = _rows(shape, rows)
     flop = 4 * shape.heads * shape.head_dim * rows * (2 * context - rows + 1) / 2
     ours = eager(lambda: prefill_ops.attention_prefill(query, projected, kv, 1, pages, context, shape))
-    parts = prefill_ops.stretches(context - rows, rows >= prefill_ops.PADDED_ROWS)
+    parts = prefill_ops.stretches(context - rows, has_plans=True)
     lengths = [end - begin for begin, end in zip([0, *parts], [*parts, context], strict=True)]
     workspace = query.new_empty(2 * shape.kv_heads * max(lengths) * shape.head_dim)
 

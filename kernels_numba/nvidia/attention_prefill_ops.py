@@ -5,8 +5,8 @@ over it, and another kernel merges the stretches by their log-sum-exps (as in Fl
 applies the gate. What the new tokens see of each other comes out of the cache as well, in the last stretch.
 
 cuDNN's attention, where the device has it for this size of head, is twice as fast as FlashAttention-2. It makes a plan
-per shape, which takes 40 ms, so it only gets blocks of BLOCK_ROWS queries and stretches of a few lengths; the rest is
-FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block.
+per shape, which takes 40 ms, so it only gets blocks of two sizes, padded to them, and stretches of a few lengths; the
+rest is FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ STRETCH_TOKENS = 32768
 """The longest that is brought out at once: 128 MiB of 4 kv heads."""
 BLOCK_ROWS = 2048
 """Queries that are taken over the context at once, and the shortest stretch that cuDNN gets."""
-PADDED_ROWS = 1024
-"""As many rows or more become BLOCK_ROWS for cuDNN."""
+TILE_ROWS = 128
+"""Queries that one multiprocessor has at once in cuDNN."""
+PADDED_ROWS = 256
+"""From so many rows on a block is padded for cuDNN: with fewer FlashAttention has less to do."""
 ROUNDING = 6e-3
 """Of results in bfloat16, and of what was merged from such, by norm; 2e-3 is usual."""
 
@@ -74,11 +76,31 @@ def attention_prefill(
         return attention.attention_prefill(query, projected, kv, layer, pages, context_length, shape)
     tokens = query.shape[0]
     out = torch.empty((tokens, shape.query_width), dtype=query.dtype, device=query.device)
-    for begin in range(0, tokens, BLOCK_ROWS):
-        rows = slice(begin, min(begin + BLOCK_ROWS, tokens))
-        seen = context_length - tokens + rows.stop
-        _attend(query[rows], projected[rows], kv, layer, pages, seen, shape, out[rows])
+    has_plans = tokens >= PADDED_ROWS and cudnn_serves(query.device, shape)
+    for begin, end, padded in blocks(tokens, wave_rows(query.device, shape) if has_plans else BLOCK_ROWS):
+        rows, seen = slice(begin, end), context_length - tokens + end
+        _attend(query[rows], projected[rows], kv, layer, pages, seen, shape, padded if has_plans else 0, out[rows])
     return out
+
+
+def blocks(tokens: int, wave: int) -> list[tuple[int, int, int]]:
+    """Rows of each block, from and to, and how many they are padded to, 0 for none.
+
+    Blocks have BLOCK_ROWS, the last of them ``wave`` if two such are enough.
+    """
+    found, begin = [], 0
+    while begin < tokens:
+        size = BLOCK_ROWS if tokens - begin > 2 * wave else wave
+        end = min(begin + size, tokens)
+        found.append((begin, end, size if end - begin >= PADDED_ROWS else 0))
+        begin = end
+    return found
+
+
+def wave_rows(device: torch.device, shape: AttentionShape) -> int:
+    """As many queries as the device has at once."""
+    tiles = max(1, device_of(device).multiprocessors // shape.heads)
+    return min(TILE_ROWS * tiles, BLOCK_ROWS)
 
 
 def stretches(past: int, has_plans: bool) -> list[int]:
@@ -102,15 +124,15 @@ def _attend(
     pages: Tensor,
     seen: int,
     shape: AttentionShape,
+    padded_rows: int,
     out: Tensor,
 ) -> None:
-    """A block of queries, the last of ``seen`` tokens."""
+    """A block of queries, the last of ``seen`` tokens; ``padded_rows`` is 0 where cuDNN gets nothing."""
     rows = query.shape[0]
-    has_plans = rows >= PADDED_ROWS and cudnn_serves(query.device, shape)
-    ends = stretches(seen - rows, has_plans)
+    ends = stretches(seen - rows, padded_rows > 0)
     heads, padded = query.transpose(0, 1)[None], query
-    if has_plans and ends and rows < BLOCK_ROWS:
-        padded = torch.cat([query, query.new_zeros(BLOCK_ROWS - rows, *query.shape[1:])])
+    if ends and padded_rows > rows:
+        padded = torch.cat([query, query.new_zeros(padded_rows - rows, *query.shape[1:])])
     lengths = [end - begin for begin, end in zip([0, *ends], [*ends, seen], strict=True)]
     size = 2 * shape.kv_heads * max(lengths) * shape.head_dim
     workspace = torch.empty(size, dtype=query.dtype, device=query.device)
@@ -118,7 +140,7 @@ def _attend(
     for begin, length in zip([0, *ends], lengths, strict=True):
         is_last = begin + length == seen
         key, value = _expanded(kv, layer, pages, begin, length, shape, workspace)
-        if is_last or not has_plans:
+        if is_last or not padded_rows:
             parts.append(_flash(heads, key, value, is_last, shape.softmax_scale))
         else:
             part, lse = _cudnn(padded.transpose(0, 1)[None], key, value, shape.softmax_scale)
@@ -199,24 +221,38 @@ def _merge(
 
 
 def _check(device: torch.device) -> None:
-    """Small contexts of every codec against the reference in float64; cuDNN's stretches against FlashAttention's."""
+    """Small contexts of every codec against the reference in float64, and cuDNN's part against FlashAttention's."""
     shape = AttentionShape(heads=6, kv_heads=2, head_dim=PREFILL_HEAD_DIM, rotary_dim=64)
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).bfloat16()
 
+    def cache(codec: str, pages: Tensor) -> PagedKv:
+        kv = PagedKv.zeros(KvLayout(KV_CODECS[codec], 2, shape.kv_heads, shape.head_dim), len(pages) + 3)
+        slots = (PAGE_TOKENS * pages.long()[:, None] + torch.arange(PAGE_TOKENS)).flatten()
+        new = normal(2, len(slots), shape.kv_heads, shape.head_dim)
+        store(kv, 1, slots, new[0], new[1])
+        return kv
+
     tokens, context, pages = 11, 331, torch.tensor([8, 2, 5, 1, 7, 4]).int()
     query, projected = normal(tokens, shape.heads, shape.head_dim), normal(tokens, shape.projected_width)
     for codec in EXPANDED:
-        kv = PagedKv.zeros(KvLayout(KV_CODECS[codec], 2, shape.kv_heads, shape.head_dim), 9)
-        for page in pages.tolist():
-            new = normal(PAGE_TOKENS, 2, shape.kv_heads, shape.head_dim)
-            store(kv, 1, PAGE_TOKENS * page + torch.arange(PAGE_TOKENS), new[:, 0], new[:, 1])
+        kv = cache(codec, pages)
         there = PagedKv(kv.pages.to(device), kv.layout)
         out = attention_prefill(query.to(device), projected.to(device), there, 1, pages.to(device), context, shape)
         expected = reference.attention_prefill(query.double(), projected.double(), kv, 1, pages, context, shape)
         assert_close(f"attention_prefill, {codec}", out, expected, ROUNDING)
+    if not cudnn_serves(device, shape):
+        return
+    rows, context, pages = PADDED_ROWS + 3, BLOCK_ROWS + PADDED_ROWS + 50, torch.arange(37).int()
+    query, projected = normal(rows, shape.heads, shape.head_dim), normal(rows, shape.projected_width)
+    kv = cache("nvfp4", pages)
+    arguments = projected.to(device), PagedKv(kv.pages.to(device), kv.layout), 1, pages.to(device)
+    out = attention_prefill(query.to(device), *arguments, context, shape)
+    expected = torch.empty_like(out)
+    _attend(query.to(device), *arguments, context, shape, 0, expected)
+    assert_close("attention_prefill by cuDNN", out, expected, ROUNDING)
 
 
 GROUP = OpGroup(

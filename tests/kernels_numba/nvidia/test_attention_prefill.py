@@ -87,7 +87,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         "cudnn_serves": lambda *_: True,
         "STRETCH_TOKENS": 128,
         "BLOCK_ROWS": 32,
-        "PADDED_ROWS": 16,
+        "PADDED_ROWS": 8,
+        "wave_rows": lambda *_: 12,
     }.items():
         monkeypatch.setattr(prefill_ops, name, value)
     monkeypatch.setattr(torch, "empty", device.empty)
@@ -127,11 +128,12 @@ def test_rows_are_what_is_stored(library: Library, codec: str) -> None:
     ("tokens", "context", "planned", "others"),
     [
         (1, 1, [], [(1, 1)]),
-        (15, 300, [], [(15, 128), (15, 128), (15, 44)]),
-        (16, 16, [], [(16, 16)]),
-        (20, 257, [(32, 128), (32, 64), (32, 32)], [(20, 33)]),
-        (32, 160, [(32, 128)], [(32, 32)]),
-        (40, 80, [(32, 32)], [(32, 40), (8, 80)]),
+        (7, 300, [], [(7, 128), (7, 128), (7, 44)]),
+        (8, 8, [], [(8, 8)]),
+        (9, 250, [(12, 128), (12, 64), (12, 32)], [(9, 26)]),
+        (26, 257, [(32, 128), (32, 64), (32, 32)], [(26, 33)]),
+        (34, 161, [(32, 64), (32, 32)], [(32, 63), (2, 128), (2, 33)]),
+        (20, 60, [(12, 32), (12, 32)], [(12, 20), (8, 28)]),
     ],
     ids=str,
 )
