@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
+from bench.held_out import Case, HeldOut
 from kernels_numba.cpu.table import CPU_OPS
 from ninferd.errors import NinferError
 from ninferd.models import Qwen3_5Text, text_config
@@ -34,22 +31,9 @@ from ninferd.weights.profiles import describe
 from ninferd.weights.source import ModelSource
 from tests.support.matrix_values import formula_values, matrix_values
 from tests.support.sequences import Runner
-from tools.train_tiny.cases import short_cases
-from tools.train_tiny.data.base import Split
-from tools.train_tiny.data.rows import make_source
 
 CPU = torch.device("cpu")
 REFERENCE = "embedded:ninfer-tiny-bf16"
-SEED = 11
-END = "<|im_end|>"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A prompt and the right reply to it, in tokens."""
-
-    prompt: list[int]
-    reply: list[int]
 
 
 def main() -> None:
@@ -59,7 +43,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=8, help="of each family")
     args = parser.parse_args()
     reference = open_model(artifact_path(args.reference))
-    cases = held_out_cases(artifact_path(REFERENCE), args.cases)
+    families = HeldOut(artifact_path(REFERENCE)).short(args.cases)
+    cases = [case for family in families.values() for case in family]
     expected = distributions(load(reference), cases)
     positions = sum(len(case.reply) for case in cases)
     print(f"{positions} positions in {len(cases)} held-out replies, against {args.reference} in float32.\n")
@@ -100,23 +85,6 @@ def deviation(source: ModelSource) -> float:
             scale = np.where(formula == 0, 1, np.abs(formula))
             largest = max(largest, float((np.abs(found - formula) / scale).max()))
     return largest
-
-
-def held_out_cases(directory: Path, count: int) -> list[Case]:
-    """Cases of every short family from names that never occur in training."""
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(directory)
-    cases = []
-    for family in short_cases(make_source(SEED, Split.HELD_OUT, []), count, thinking=False).values():
-        for case in family:
-            text = tokenizer.apply_chat_template(
-                list(case.messages),
-                tools=list(case.tools) or None,
-                add_generation_prompt=True,
-                enable_thinking=case.thinking,
-                tokenize=False,
-            )
-            cases.append(Case(tokenizer(text)["input_ids"], tokenizer(case.reference + END)["input_ids"]))
-    return cases
 
 
 def distributions(model: Qwen3_5Text, cases: list[Case]) -> torch.Tensor:

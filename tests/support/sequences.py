@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS, KvCodec
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
 from ninferd.models import Qwen3_5Text
 from ninferd.models.batch import Batch, Caches
 
 
-def make_caches(model: Qwen3_5Text, pages: int, slots: int, kv_dtype: str = "fp32", fill: int = 0xFF) -> Caches:
+def make_caches(
+    model: Qwen3_5Text, pages: int, slots: int, kv_dtype: str | KvCodec = "fp32", fill: int = 0xFF
+) -> Caches:
     """Caches for ``model``; all bytes of keys and values start as ``fill``, a NaN, so that reading an unwritten
     position shows.
     """
     config, device = model.config, model.device
     attention, gdn = config.attention, config.gated_delta
-    layout = KvLayout(KV_CODECS[kv_dtype], config.attention_layer_count, attention.kv_heads, attention.head_dim)
+    codec = KV_CODECS[kv_dtype] if isinstance(kv_dtype, str) else kv_dtype
+    layout = KvLayout(codec, config.attention_layer_count, attention.kv_heads, attention.head_dim)
     kv = PagedKv.zeros(layout, pages, device)
     kv.pages.fill_(fill)
     conv_shape = (slots, config.gdn_layer_count, gdn.conv_channels, gdn.conv_kernel - 1)
@@ -48,7 +51,7 @@ class Runner:
 
     @classmethod
     def create(
-        cls, model: Qwen3_5Text, sequences: int, tokens_each: int, kv_dtype: str = "fp32", seed: int = 0
+        cls, model: Qwen3_5Text, sequences: int, tokens_each: int, kv_dtype: str | KvCodec = "fp32", seed: int = 0
     ) -> Runner:
         """Sequences of up to ``tokens_each`` tokens on shuffled pages and slots, with unused ones between."""
         per_sequence = -(-tokens_each // PAGE_TOKENS)
