@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
+from kernels_numba.report import OpsReport
 from ninferd.benchmarks.ceilings import Ceilings
 
 SCHEMA: Final = 1
@@ -61,7 +62,7 @@ class Model(msgspec.Struct, frozen=True):
     architecture: str
     weights_dtype: str
     weights_bytes: int
-    ops: str  # the table that serves
+    ops: OpsReport  # who serves which ops, and what the self-test found
 
 
 class Report(msgspec.Struct):

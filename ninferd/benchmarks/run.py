@@ -39,9 +39,9 @@ def run_on_model(
             model.config.model_type,
             str(model.dtype).removeprefix("torch."),
             model.weights_bytes,
-            model.ops.name,
+            model.ops.report,
         )
-        show(f"{subject.name}: {model.weights_bytes / 1e9:.2f} GB of weights, served by the ops of {model.ops.name}")
+        show(f"{subject.name}: {model.weights_bytes / 1e9:.2f} GB of weights; {model.ops.report}")
         _collect(report, measure(subject, report.ceilings), show)
     return report
 

@@ -158,14 +158,19 @@ def _ready_seconds(command: list[str], environment: Mapping[str, str], notified:
                     return time.monotonic() - started
                 if daemon.poll() is not None or time.monotonic() - started > LONGEST_S:
                     log.seek(0)
-                    last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-                    raise NinferError(f"the daemon was not ready: {last[0] if last else 'it said nothing'}")
+                    raise NinferError(f"the daemon was not ready: {_problem(log.read().decode(errors='replace'))}")
         finally:
             daemon.terminate()
             try:
                 daemon.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+
+
+def _problem(log: str) -> str:
+    """What a daemon that ended complained of last, or its last line."""
+    lines = log.strip().splitlines() or ["it said nothing"]
+    return next((line for line in reversed(lines) if " ERROR " in line or " CRITICAL " in line), lines[-1])
 
 
 def _free_port() -> int:

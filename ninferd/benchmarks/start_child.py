@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.zeros(1, device=device)
     _done("device")
     ops_for(device, resolve_dtype("auto", open_source(args.artifact, device).config, device))
-    _done("kernels")
+    _done("kernels and self-test")
     subject = load_subject(args.artifact, args.device, lambda _done, _total: None)
     _done("weights", subject.model.weights_bytes)
     rehearsal = Rehearsal(subject, args.lanes, args.context, args.kv_dtype, graphs=True)

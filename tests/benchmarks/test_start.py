@@ -16,7 +16,15 @@ from ninferd.benchmarks.start import StartFigure, StartOptions, measure_start
 from ninferd.errors import InputError, NinferError
 from ninferd.weights.locate import artifact_path
 
-PHASES = ["interpreter", "imports", "device", "kernels", "weights", "caches and probe", "rounds of all lanes"]
+PHASES = [
+    "interpreter",
+    "imports",
+    "device",
+    "kernels and self-test",
+    "weights",
+    "caches and probe",
+    "rounds of all lanes",
+]
 
 
 def options(artifact: str, *, cold: bool = False) -> StartOptions:

@@ -52,7 +52,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["where"]["device"].startswith("cpu, ")
     assert set(found["where"]) == {"device", "torch", "ninferd", "time"}
     model = found["model"]
-    assert (model["name"], model["weights_dtype"], model["ops"]) == ("ninfer-tiny", "float32", "cpu")
+    assert (model["name"], model["weights_dtype"], model["ops"]["table"]) == ("ninfer-tiny", "float32", "cpu")
     measured = msgspec.convert(found["ceilings"], Ceilings)
     assert min(measured.read_bytes_per_s, measured.copy_bytes_per_s, measured.gemm_flop_per_s) > 0
     assert measured.launch_us is None
