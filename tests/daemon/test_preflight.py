@@ -43,6 +43,24 @@ def test_plan_on_the_cpu(artifact: Path) -> None:
     assert report.capacity.state_bytes == 2 * SLOT_BYTES
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "token_bytes"),
+    [("fp32", 2048), ("bf16", 1024), ("int8", 528), ("fp8", 516), ("k8v4", 402), ("nvfp4", 288)],
+)
+def test_bytes_of_every_kv_dtype(artifact: Path, kv_dtype: str, token_bytes: int) -> None:
+    """Of a token and kv head of 256 dimensions, as in spec/memory §1.2; there is one layer of two heads."""
+    engine: dict[str, object] = {"max_context": 1000, "kv_dtype": kv_dtype, "kv_capacity": 2000}
+    plan = run_preflight(settings(str(artifact), engine=engine), machine()).capacity
+    assert (plan.pages, plan.kv_bytes) == (32, 32 * 64 * 2 * token_bytes)
+
+
+def test_heads_that_a_kv_dtype_cannot_store_are_refused(tmp_path: Path) -> None:
+    config = CONFIG | {"head_dim": 320, "rope_parameters": CONFIG["rope_parameters"] | {"partial_rotary_factor": 0.2}}
+    path = write_artifact(tmp_path, config, text_tensors(config))
+    with pytest.raises(InputError, match=r"engine\.kv_dtype is int8, but int8 keys .* not 320; bf16 stores"):
+        run_preflight(settings(str(path), engine={"kv_dtype": "int8"}), machine())
+
+
 def test_table_says_what_goes_where(artifact: Path) -> None:
     text = "\n".join(run_preflight(settings(str(artifact)), machine()).lines())
     assert f"{artifact} (Qwen3_5ForCausalLM) on the CPU" in text

@@ -105,6 +105,40 @@ def test_bfloat16_cache_serves(settings: Settings) -> None:
     assert engine.info.kv_bytes == 1024 * 2 * 2 * 32 * 2
 
 
+VECTOR_BYTES = {"fp32": 1024, "bf16": 512, "int8": 264, "fp8": 258, "nvfp4": 144}
+"""Of 256 numbers, as in spec/memory §1.2."""
+TOKEN_BYTES = {name: 2 * size for name, size in VECTOR_BYTES.items()} | {"k8v4": 258 + 144}
+
+
+@pytest.mark.parametrize("kv_dtype", TOKEN_BYTES)
+def test_every_kv_dtype_serves(kv_dtype: str) -> None:
+    """The embedded model answers the same whatever its cache holds, two requests at a time and after each other."""
+    engine = {"device": "cpu", "kv_dtype": kv_dtype, "max_context": 256, "max_concurrency": 2, "kv_capacity": 500}
+    settings = Settings.model_validate({"model": {"artifact": "embedded:ninfer-tiny"}, "engine": engine})
+    built = _quietly(settings)
+    info = built.info
+    assert (info.kv_dtype, info.kv_capacity_tokens) == (kv_dtype, 512)
+    assert info.kv_bytes == 512 * 2 * TOKEN_BYTES[kv_dtype], "two attention layers of one kv head"
+    prompts = {name: _prompt(length, length) for name, length in (("a", 40), ("b", 100))}
+    requests = [
+        GenerationRequest(name, PromptIdentity.from_token_ids(prompt), SamplingParams(seed=0, temperature=0.0), 12, ())
+        for name, prompt in prompts.items()
+    ]
+    together = _generate(built, requests)
+    assert {len(tokens) for tokens in together.values()} == {12}
+    for request in requests:
+        assert _generate(built, [request])[request.request_id] == together[request.request_id]
+
+
+def test_heads_that_a_kv_dtype_cannot_store_are_refused(settings: Settings) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^engine\.kv_dtype is nvfp4, but nvfp4 keys and values need a head_dim that is a power of two of at "
+        r"least 64, not 32; bf16 stores heads of any size$",
+    ):
+        _quietly(_changed(settings, kv_dtype="nvfp4"))
+
+
 def test_context_beyond_the_model_is_refused(settings: Settings) -> None:
     with pytest.raises(InputError, match=r"max_context is 4097 tokens, this model reaches 4096"):
         _quietly(_changed(settings, max_context=4097, kv_capacity=5000))

@@ -11,7 +11,7 @@ from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from ninferd.memory.budget import HEADROOM_BYTES, CapacityRequest, free_host_bytes, plan_capacity
 from ninferd.memory.errors import CapacityError
-from ninferd.memory.geometry import StateGeometry
+from ninferd.memory.geometry import StateGeometry, kv_layout
 
 KV_27B = KvLayout(KV_CODECS["bf16"], layers=16, kv_heads=4, head_dim=256)
 STATE_27B = StateGeometry(
@@ -33,6 +33,19 @@ def _request(max_context: int, lanes: int, capacity: int | Literal["auto"] | Non
 def test_sizes_of_the_27b() -> None:
     assert KV_27B.page_bytes == 4_194_304
     assert STATE_27B.slot_bytes == 150_994_944 + 2_949_120
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "page_bytes"),
+    [("fp32", 8388608), ("bf16", 4194304), ("int8", 2162688), ("fp8", 2113536), ("k8v4", 1646592), ("nvfp4", 1179648)],
+)
+def test_capacity_counts_the_bytes_of_the_kv_dtype(kv_dtype: str, page_bytes: int) -> None:
+    layout = kv_layout(kv_dtype, attention_layers=16, kv_heads=4, head_dim=256)
+    plan = plan_capacity(CapacityRequest(262_144, 2, None, layout, STATE_27B), HUGE, host=False)
+    assert (plan.pages, plan.kv_bytes) == (4096, 4096 * page_bytes)
+    free_bytes = HEADROOM_BYTES + 2 * STATE_27B.slot_bytes + 5000 * page_bytes
+    plan = plan_capacity(CapacityRequest(262_144, 2, "auto", layout, STATE_27B), free_bytes, host=False)
+    assert (plan.pages, plan.kv_capacity_tokens) == (5000, 320_000)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels_numba.kv.access import load
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from ninferd.memory.errors import InvariantError
@@ -93,6 +94,20 @@ def test_release_clears_the_table_and_scrub_the_bytes() -> None:
     assert not bool(cache.tensor.any())
     assert cache.page_table(torch.tensor([row]), 4).tolist() == [[0, 0, 0, 0]]
     cache.check()
+
+
+@pytest.mark.parametrize("codec", KV_CODECS)
+def test_scrubbed_pages_read_as_zeros(codec: str) -> None:
+    cache = KVCache(KvLayout(KV_CODECS[codec], 2, 2, 64), 4, 1, 4, torch.device("cpu"))
+    space = _open(cache, 128)
+    space.ensure_mapped(128)
+    cache.tensor.fill_(0xFF)
+    pages = torch.from_numpy(space.pages.astype(np.int64))
+    others = [page for page in range(4) if page not in pages.tolist()]
+    space.release(scrub=True)
+    for part in load(cache.paged, 1, pages, torch.float32):
+        assert not part.any()
+    assert cache.tensor[others].eq(0xFF).all()
 
 
 def test_a_space_cannot_be_released_twice() -> None:
