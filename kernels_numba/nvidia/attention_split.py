@@ -1,8 +1,7 @@
 """First half of decode attention over paged bfloat16 keys and values: every block attends to a few pages of a sequence.
 
-Grid: (slots, kv heads). The slots are shared out among the sequences in the kernel, by lengths read from device
-memory: split i of sequence s gets pages ``[i * most, (i + 1) * most)``, with the least ``most`` for which all sequences
-find slots. Slots left over do nothing. ``plan [sequences]`` tells the second half (first slot, number of slots).
+Grid: (slots, kv heads). The slots are shared out among the sequences in the kernel, by lengths read from device memory
+(``attention_shares``). Slots left over do nothing.
 
 Page: ``[kv head][keys, values][PAGE_TOKENS][head_dim]``. Of every page a warp takes its own BLOCK_TOKENS, alone up to
 the end: the keys times the queries of all heads of the group (S^T = K Q^T: the heads are the 8 columns of the MMA,
@@ -23,10 +22,12 @@ from __future__ import annotations
 from typing import Any
 
 from kernels_numba.nvidia import ptx as P
-from kernels_numba.nvidia.attention_decode_kernels import BLOCK_TOKENS, PAGE_TOKENS, RING_ENTRIES, SPLIT_WARPS
+from kernels_numba.nvidia.attention_decode_kernels import BLOCK_TOKENS, RING_ENTRIES, SPLIT_WARPS
+from kernels_numba.nvidia.attention_kernels import PAGE_TOKENS
+from kernels_numba.nvidia.attention_shares import find_share
 from kernels_numba.nvidia.text import Source
 
-PARAMETERS = "query kv table lengths partial statistics plan sequences table_columns page_bytes group exponent"
+PARAMETERS = "query kv table lengths partial statistics sequences table_columns page_bytes group exponent"
 NONE, MASKED = "f32(-1e30)", "f32(-2e30)"
 WAITS = {"WAIT": RING_ENTRIES - 1}
 """Groups of copies that may be under way when what was asked for first is needed."""
@@ -40,11 +41,15 @@ def source(head_dim: int) -> str:
         g = i32(lane >> 2); q = i32(lane & 3)
         slot = i32(P.cta_x()); head = i32(P.cta_y()); slots = i32(P.ncta_x()); kv_heads = i32(P.ncta_y())
     """)
-    _find_work(w)
+    w("step_pages = i32(1); behind = i32(0)")
+    find_share(w, "slot >= begin and slot < begin + share")
     tile = _Bfloat16Tiles(head_dim)
     w(f"""
-        length = i32(P.ldg_l(lengths + i64(sequence) * 8)); last = i32(length - 1)
-        page = i32(split * most); end = i32(P.i_min(u32(page + most), u32((length + {PAGE_TOKENS - 1}) >> 6)))
+        if sequence < 0:
+            return
+        last = i32(length - 1); count = i32((length + {PAGE_TOKENS - 1}) >> 6)
+        page = i32(P.u_div(u32((slot - first) * count), u32(used)))
+        end = i32(P.u_div(u32((slot - first + 1) * count), u32(used)))
         pages = table + i64(sequence) * table_columns * 4
         ring = i32(sm + warp * {RING_ENTRIES * tile.bytes}); free = i32(ring + {2 * tile.bytes})
         keys = ring; values = i32(ring + {tile.bytes}); heads = i32(kv_heads * group)
@@ -79,55 +84,6 @@ def source(head_dim: int) -> str:
         w("P.syncwarp(); spare = values; values = keys; keys = free; free = spare; page = ahead")
     _merge(w, head_dim)
     return str(w)
-
-
-def _find_work(w: Source) -> None:
-    """``sequence``, ``split`` and ``most`` of this block's slot; blocks without work return."""
-    pages = f"i32((P.ldg_l(lengths + i64(s) * 8) + {PAGE_TOKENS - 1}) >> 6)"
-    w(f"""
-        total = i32(0)
-        for s in range(lane, sequences, 32):
-            total = i32(total + {pages})
-    """)
-    for offset in (1, 2, 4, 8, 16):
-        w(f"total = i32(total + i32(P.shfl_xor(u32(total), {offset})))")
-    # the sum of ceil(pages / most) must not exceed the slots: impossible below ``most``, certain from ``enough`` on
-    w("""
-        most = i32(P.u_div(u32(total + slots - 1), u32(slots)))
-        spare = i32(slots - sequences + 1)
-        enough = i32(P.u_div(u32(total + spare - 1), u32(spare)))
-        if most < 1:
-            most = i32(1)
-        if enough < 1:
-            enough = i32(1)
-    """)
-    with w.block("while most < enough:"):
-        w("middle = i32((most + enough) >> 1); used = i32(0)")
-        with w.block("for s in range(lane, sequences, 32):"):
-            w(f"used = i32(used + i32(P.u_div(u32({pages} + middle - 1), u32(middle))))")
-        for offset in (1, 2, 4, 8, 16):
-            w(f"used = i32(used + i32(P.shfl_xor(u32(used), {offset})))")
-        w("""
-            if used <= slots:
-                enough = middle
-            else:
-                most = i32(middle + 1)
-        """)
-    w("first = i32(0); sequence = i32(-1); split = i32(0)")
-    with w.block("for s in range(sequences):"):
-        w(f"""
-            used = i32(P.u_div(u32({pages} + most - 1), u32(most)))
-            if slot >= first:
-                if slot < first + used:
-                    sequence = i32(s); split = i32(slot - first)
-            if slot + head + tid == 0:
-                P.stg2(plan + i64(s) * 8, u32(first), u32(used))
-            first = i32(first + used)
-        """)
-    w("""
-        if sequence < 0:
-            return
-    """)
 
 
 def _mask(w: Source) -> None:

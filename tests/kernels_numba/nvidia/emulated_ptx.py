@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from tests.kernels_numba.nvidia.emulated_memory import Memory
+from tests.kernels_numba.nvidia.emulated_tiles import PAIRS, TILES, multiply_pairs
 
 WARP = 32
-MATRICES = frozenset({"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"})
+MATRICES = PAIRS | {"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"}
 OF_A_WARP = MATRICES | {"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp", "movmatrix"}
 _F, _U, _H, _L = np.float32, np.uint32, np.uint16, np.int64
 
@@ -37,6 +38,10 @@ def _half_pair(low: float, high: float) -> int:
 def _bfloat16(value: float) -> int:
     word = int(np.array([value], _F).view(_U)[0])
     return 0x7FFF if value != value else word + 0x7FFF + (word >> 16 & 1) >> 16
+
+
+def _bfloat16_packed(pair: Any) -> int:
+    return _bfloat16(pair[0]) | _bfloat16(pair[1]) << 16
 
 
 def _packed(halves: Any) -> int:
@@ -89,6 +94,8 @@ _PURE: dict[str, Callable[..., Any]] = {
     "u_max": lambda x, y: max(int(x), int(y)),
     "prmt": lambda x, y, order: _permuted(int(x) | int(y) << 32, order),
     "h2_add": lambda x, y: _packed(_halves(x) + _halves(y)),
+    "h2_max": lambda x, y: _packed(np.fmax(_halves(x), _halves(y))),
+    "bf2_max": lambda x, y: _bfloat16_packed(np.fmax(_bfloat16_pair(x), _bfloat16_pair(y))),
     "h2_mul": lambda x, y: _packed(_halves(x) * _halves(y)),
     "h2_mul_lo": lambda x, y: _packed(_halves(x) * _halves(y)[0]),
     "h2_mul_hi": lambda x, y: _packed(_halves(x) * _halves(y)[1]),
@@ -120,11 +127,13 @@ _PURE: dict[str, Callable[..., Any]] = {
     "e4m3_code": lambda x: _nearest(abs(float(x)), _E4M3),
     "e2m1_code": lambda x, step: _nearest(float(_F(abs(x)) / _F(step)), _E2M1),
     "smem_base": lambda: 0,
+    "below": lambda x, y: int(signed(x) < signed(y)),
+    "no_unroll": lambda: None,
     "fence_gpu": lambda: None,
-    "rolled": lambda: None,
     "pdl_wait": lambda: None,
     "pdl_launch": lambda: None,
 }
+_PURE |= TILES
 _SPACES = {"g": "global", "s": "shared"}
 _KINDS: dict[str, tuple[Any, int]] = {
     "1": (_U, 1),
@@ -247,6 +256,8 @@ def _multiply(arguments: list[tuple[Any, ...]], pair: Callable[[int], Any]) -> l
 
 def carried_out(name: str, arguments: list[tuple[Any, ...]], memory: Memory) -> list[Any]:
     """The results of the lanes of an instruction that a warp carries out together."""
+    if name in PAIRS:
+        return multiply_pairs(arguments, _halves if name == "mma_f16_pair" else _bfloat16_pair)
     if name.startswith("mma"):
         return _multiply(arguments, _halves if name == "mma_f16" else _bfloat16_pair)
     if name in MATRICES:

@@ -24,7 +24,7 @@ from kernels_numba.nvidia.registry import BY_NAME
 from tests.kernels_numba.nvidia.emulated_memory import Memory
 from tests.kernels_numba.nvidia.emulated_ptx import OF_A_WARP, WARP, Vocabulary, carried_out, signed
 
-_OF_A_BLOCK = "bar_sync"
+_OF_A_BLOCK = {"bar_sync", "bar_or"}
 _OF_THE_GRID = "wait_for"
 _Thread = Generator[tuple[str, tuple[Any, ...]], Any, None]
 
@@ -34,7 +34,7 @@ class _Yields(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        names = OF_A_WARP | {_OF_A_BLOCK, _OF_THE_GRID}
+        names = OF_A_WARP | _OF_A_BLOCK | {_OF_THE_GRID}
         if isinstance(node.func, ast.Attribute) and node.func.attr in names:
             request = ast.Tuple([ast.Constant(node.func.attr), ast.Tuple(node.args, ast.Load())], ast.Load())
             return ast.Yield(request)
@@ -75,7 +75,7 @@ def launch(
             running: list[_Thread] = []
             for thread in range(threads):
                 vocabulary = Vocabulary(memory, thread, block, threads, grid, late=waits is not None)
-                scope = {"P": vocabulary, **types, **{n: lambda: None for n in names}}
+                scope = {"P": vocabulary, "F": vocabulary, **types, **{n: lambda: None for n in names}}
                 scope |= {name: partial(vocabulary.cp_wait, groups) for name, groups in (waits or {}).items()}
                 exec(_code(source), scope)
                 running.append(scope["kernel"](*arguments))
@@ -117,17 +117,19 @@ def _turns(threads: list[_Thread], memory: Memory) -> Generator[bool, None, None
             warp = requests[first : first + WARP]
             asked = {request[0] if request else None for request in warp}
             name = asked.pop()
-            if asked or name is None or name in (_OF_A_BLOCK, _OF_THE_GRID):
+            if asked or name is None or name in _OF_A_BLOCK or name == _OF_THE_GRID:
                 continue
             arguments = [request[1] for request in warp if request]
             memory.warp = first // WARP
             for lane, value in enumerate(carried_out(name, arguments, memory)):
                 resume(first + lane, value)
             moved = True
-        if all(request and request[0] == _OF_A_BLOCK for request in requests):
+        asked = {request[0] if request else None for request in requests}
+        if len(asked) == 1 and asked <= _OF_A_BLOCK:
             memory.barriers += 1
+            any_of_them = int(any(int(value) for request in requests if request for value in request[1]))
             for index in range(len(threads)):
-                resume(index, None)
+                resume(index, any_of_them)
             moved = True
         for index, request in enumerate(requests):
             if (
@@ -143,6 +145,7 @@ def _turns(threads: list[_Thread], memory: Memory) -> Generator[bool, None, None
 class EmulatedDevice:
     """Stands in for ``launch.Device``: kernels run here, and see ``tensors`` and what was allocated meanwhile."""
 
+    arch = "sm_90"
     multiprocessors = 132
     shared_bytes_per_block = 99 << 10  # of the smallest device
 

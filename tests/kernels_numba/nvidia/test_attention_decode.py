@@ -18,12 +18,12 @@ from kernels_numba.nvidia import attention_combine, attention_split
 from kernels_numba.nvidia.attention_decode_kernels import (
     COLUMNS,
     COMBINE_SHARED_BYTES,
-    COMBINE_WARPS,
-    PAGE_TOKENS,
     SPLIT_WARPS,
     split_shared_bytes,
 )
 from kernels_numba.nvidia.attention_decode_ops import split_slots
+from kernels_numba.nvidia.attention_kernels import COMBINE_WARPS, PAGE_TOKENS
+from kernels_numba.nvidia.attention_shares import shares
 from kernels_numba.shapes import AttentionShape
 from tests.kernels_numba.inputs import AttentionCase
 from tests.kernels_numba.nvidia.emulator import launch
@@ -54,7 +54,6 @@ class Decode:
         blocks = (self.slots, shape.kv_heads)
         self.partial = torch.full((*blocks, shape.head_dim // 16, 32, 4), torch.nan)
         self.statistics = torch.full((*blocks, COLUMNS, 2), torch.nan)
-        self.plan = torch.full((len(case.context_lengths), 2), -1, dtype=torch.int32)
         self.lengths = torch.tensor(case.context_lengths)
         self.out = torch.full((len(case.context_lengths), shape.query_width), torch.nan).bfloat16()
 
@@ -62,7 +61,7 @@ class Decode:
         """``late``: asynchronous copies arrive at the last moment, not at once."""
         shape, table = self.case.shape, self.case.page_table
         group, exponent = shape.heads // shape.kv_heads, np.float32(shape.softmax_scale * math.log2(math.e))
-        results = [self.partial, self.statistics, self.plan]
+        results = [self.partial, self.statistics]
         launch(
             attention_split.source(shape.head_dim),
             (self.slots, shape.kv_heads, 1),
@@ -83,10 +82,10 @@ class Decode:
             (shape.head_dim // 16, shape.kv_heads, len(self.lengths)),
             32 * COMBINE_WARPS,
             [
-                *pointers(*results, self.projected[:, shape.query_width :], self.out),
-                *(2 * self.projected.stride(0), group, exponent),
+                *pointers(*results, self.lengths, self.projected[:, shape.query_width :], self.out),
+                *(len(self.lengths), 2 * self.projected.stride(0), group, 1, 1, 0, self.slots, 1, 1, exponent),
             ],
-            [*results, self.projected, self.out],
+            [*results, self.lengths, self.projected, self.out],
             shared_bytes=COMBINE_SHARED_BYTES,
         )
         return self.out
@@ -154,24 +153,40 @@ def test_more_splits_than_a_warp_has_in_flight() -> None:
     pages = 4 * COMBINE_WARPS + 3
     decode = Decode(AttentionCase.random(shape, [PAGE_TOKENS * pages - 10], tokens=1), slots=pages)
     assert distance(decode.run(), decode.expected()) < ROUNDING
-    assert decode.plan.tolist() == [[0, pages]]
+    assert not decode.statistics.isnan().any()
 
 
 @pytest.mark.parametrize(
     ("contexts", "slots"),
-    [([64] * 6, 6), ([640, 64, 64], 6), ([640, 640, 640], 10), ([256, 256, 64], 4), ([9 * 64, 64], 40)],
+    [([64] * 6, 12), ([640, 64, 64], 6), ([640, 640, 640], 10), ([256, 256, 64], 6), ([9 * 64, 64], 40)],
     ids=str,
 )
 def test_slots_are_shared_by_length(contexts: list[int], slots: int) -> None:
-    """The longest split is as short as the number of slots allows, and no slot serves two."""
+    """Slots in use are those of the formula, in order; every sequence has one, and none has more than pages."""
     shape = AttentionShape(1, 1, 64, 16)
     decode = Decode(AttentionCase.random(shape, contexts, tokens=len(contexts)), slots)
     assert distance(decode.run(), decode.expected()) < ROUNDING
     pages = [-(-context // PAGE_TOKENS) for context in contexts]
-    least = next(most for most in range(1, max(pages) + 1) if sum(-(-p // most) for p in pages) <= slots)
-    counts = [-(-p // least) for p in pages]
-    assert decode.plan[:, 1].tolist() == counts
-    assert decode.plan[:, 0].tolist() == [sum(counts[:s]) for s in range(len(counts))]
+    counts = shares(pages, slots, step_pages=1)
+    assert all(1 <= count <= own for count, own in zip(counts, pages, strict=True))
+    used = ~decode.statistics[:, 0, 0, 0].isnan()
+    assert used.tolist() == [slot < sum(counts) for slot in range(slots)]
+
+
+@pytest.mark.parametrize(
+    ("pages", "slots", "step_pages", "expected"),
+    [
+        ([1024], 99, 1, [99]),
+        ([10, 1, 1], 6, 1, [3, 1, 1]),
+        ([10, 10, 10], 10, 1, [3, 3, 3]),
+        ([9, 1], 40, 1, [9, 1]),
+        ([9, 1], 40, 2, [5, 1]),
+        ([5, 0, 7], 8, 1, [3, 0, 3]),
+    ],
+)
+def test_shares(pages: list[int], slots: int, step_pages: int, expected: list[int]) -> None:
+    assert shares(pages, slots, step_pages) == expected
+    assert sum(expected) <= slots
 
 
 @pytest.mark.parametrize(
