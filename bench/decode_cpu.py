@@ -1,6 +1,7 @@
 """Greedy decode speed on the CPU: the engine against transformers' ``generate``, same weights, same threads, one run.
 
-    python bench/decode_cpu.py [--artifact embedded:ninfer-tiny-bf16] [--threads 2] [--tokens 128] [--rounds 3]
+    python bench/decode_cpu.py [--artifact embedded:ninfer-tiny-bf16] [--kv-dtype fp32] [--threads 2] [--tokens 128]
+                               [--rounds 3]
 
 Both are timed as the difference between generating many tokens and one, so that prefill drops out; rounds alternate
 between the two, and the best round of each counts. Needs transformers (``pip install -e .[dev]``).
@@ -32,6 +33,7 @@ Prompts = list[list[int]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifact", default="embedded:ninfer-tiny-bf16")
+    parser.add_argument("--kv-dtype", default="fp32", help="of the engine's cache")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
@@ -39,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
     theirs = load_transformers(artifact_path(args.artifact))
-    ours = load_engine(args.artifact, PROMPT_TOKENS + args.tokens)
+    ours = load_engine(args.artifact, args.kv_dtype, PROMPT_TOKENS + args.tokens)
     print("streams  ninferd tok/s  transformers tok/s  ratio   aim  same tokens")
     for streams in STREAMS:
         compare(ours, theirs, streams, args.tokens, args.rounds)
@@ -52,11 +54,11 @@ def load_transformers(directory: Path) -> Any:
     return model
 
 
-def load_engine(artifact: str, context_tokens: int) -> Engine:
-    """The engine as the daemon builds it, in float32 throughout, with room for all streams."""
+def load_engine(artifact: str, kv_dtype: str, context_tokens: int) -> Engine:
+    """The engine as the daemon builds it, with activations in float32 and room for all streams."""
     engine = {
         "device": "cpu",
-        "kv_dtype": "fp32",
+        "kv_dtype": kv_dtype,
         "max_context": context_tokens,
         "kv_capacity": max(STREAMS) * (context_tokens + 64),
         "max_concurrency": max(STREAMS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -103,6 +103,24 @@ def test_appends_write_what_the_encoders_say(ops: OpTable, shape: AttentionShape
     )
     assert torch.equal(kv.pages, expected.pages), "the reference writes the same"
     torch.testing.assert_close(query.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("codec", QUANTISED)
+def test_appends_of_the_smallest_and_largest_numbers(ops: OpTable, codec: str) -> None:
+    """Scales that underflow, are subnormal or saturate, zeros of both signs, midpoints between codes."""
+    shape, tokens = SHAPES[2], 64
+    appends = Appends.random(shape, tokens)
+    values = appends.projected[:, 2 * shape.query_width + shape.kv_width :]
+    values *= 2.0 ** torch.linspace(-60, 60, tokens)[:, None]
+    values[0], values[1], values[2] = 0, -0.0, torch.arange(shape.kv_width) % 25 / 4 - 3
+    for exponent in (-30, -20, -10, 0, 10, 20, 40):
+        weight = appends.norms.key * 2.0**exponent
+        weight[10], weight[11] = 0, -0.0
+        scaled = replace(appends, norms=AttentionNorms(appends.norms.query, weight, 0.0))
+        kv, expected = empty(codec, shape, 1), empty(codec, shape, 1)
+        scaled.by(ops, kv, torch.arange(tokens))
+        store(expected, LAYER, torch.arange(tokens), *scaled.vectors())
+        assert torch.equal(kv.pages, expected.pages)
 
 
 @pytest.mark.parametrize("codec", ALL)
