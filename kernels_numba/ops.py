@@ -15,7 +15,15 @@ from torch import Tensor
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import Matrix
 from kernels_numba.report import OpsReport
-from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights, PackedLinear
+from kernels_numba.shapes import (
+    AttentionNorms,
+    AttentionShape,
+    DenseBlockWeights,
+    GatedDeltaPending,
+    GatedDeltaShape,
+    GatedDeltaWeights,
+    PackedLinear,
+)
 
 
 class PackLinear(Protocol):
@@ -50,6 +58,15 @@ class AddRmsNorm(Protocol):
 class SiluMul(Protocol):
     def __call__(self, gate_up: Tensor, /) -> Tensor:
         """``silu(gate) * up`` of ``[N, 2 I]`` = ``gate | up``."""
+
+
+class DenseBlock(Protocol):
+    def __call__(self, residual: Tensor, mixed: Tensor, weights: DenseBlockWeights, /) -> tuple[Tensor, Tensor]:
+        """From one mixer to the next, ``residual [N, K]`` and ``mixed [N, I]`` to a new residual and the next input.
+
+        ``h = residual + out_proj(mixed); r = h + down(silu(gate) * up)`` with ``gate | up = gate_up(rms_norm(h))``; r
+        and ``next_in_proj(rms_norm(r))``, or the normed r itself where nothing follows.
+        """
 
 
 class AppendKv(Protocol):
@@ -134,6 +151,46 @@ class GatedDelta(Protocol):
         """
 
 
+class GatedDeltaRound(Protocol):
+    def __call__(
+        self,
+        projected: Tensor,
+        weights: GatedDeltaWeights,
+        conv: Tensor,
+        recurrent: Tensor,
+        pending: GatedDeltaPending,
+        layer: int,
+        slots: Tensor,
+        accepted: Tensor,
+        shape: GatedDeltaShape,
+        /,
+    ) -> Tensor:
+        """``gated_delta_prefill`` of T rows of each sequence, of which nothing is decided yet: ``[S * T, HV * DV]``.
+
+        ``projected [S * T, shape.projected_width]``, row t of sequence s in s * T + t; T at most ``pending.rows`` and
+        16. First the oldest ``accepted[s]`` (int64 [S]) of the rows that are pending for slot ``slots[s]`` go into its states,
+        and the others are forgotten; then T rows follow on those states, which they leave alone, and become pending.
+        So a round of rows that is rejected costs nothing, and the states are read and written once a round.
+        """
+
+
+class GatedDeltaCommit(Protocol):
+    def __call__(
+        self,
+        conv: Tensor,
+        recurrent: Tensor,
+        pending: GatedDeltaPending,
+        slots: Tensor,
+        accepted: Tensor,
+        shape: GatedDeltaShape,
+        /,
+    ) -> None:
+        """The first half of ``gated_delta_round``, in all layers: states that may be copied, or read by other ops.
+
+        What was accepted is pending no longer: ``accepted`` of these slots is 0 until the next round.
+        """
+
+
 class MoeExperts(Protocol):
     def __call__(
         self, x: Tensor, routing: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, shared: Tensor, /
@@ -158,11 +215,14 @@ class OpTable:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     silu_mul: SiluMul
+    dense_block: DenseBlock
     append_kv: AppendKv
     attention_decode: AttentionDecode
     attention_prefill: AttentionPrefill
     gated_delta_decode: GatedDelta
     gated_delta_prefill: GatedDelta
+    gated_delta_round: GatedDeltaRound
+    gated_delta_commit: GatedDeltaCommit
     moe_experts: MoeExperts
 
     @classmethod

@@ -14,7 +14,14 @@ from kernels_numba.kv.codec import PAGE_TOKENS
 from kernels_numba.kv.hadamard import hadamard
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
-from kernels_numba.shapes import L2_EPS, AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import (
+    L2_EPS,
+    AttentionNorms,
+    AttentionShape,
+    GatedDeltaPending,
+    GatedDeltaShape,
+    GatedDeltaWeights,
+)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -184,33 +191,101 @@ def gated_delta_prefill(
     """T tokens of one sequence through conv, recurrence and gated norm; updates its state in place."""
     window = conv[int(slot), layer].to(projected.dtype)
     state = recurrent[int(slot), layer].to(projected.dtype)
-    group = shape.value_heads // shape.key_heads
-    out = projected.new_zeros(projected.shape[0], shape.value_heads, shape.value_dim)
-    for row in range(projected.shape[0]):
-        conv_input, z, b, a = torch.split(
-            projected[row], [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
-        )
-        window = torch.cat([window, conv_input[:, None]], 1)
-        mixed = (window * weights.conv.T).sum(1)
-        mixed = mixed * torch.sigmoid(mixed)
-        window = window[:, 1:]
-        query, key, value = torch.split(mixed, [shape.key_width, shape.key_width, shape.value_width])
-        query = _l2_normalised(query.view(shape.key_heads, -1)) * shape.key_dim**-0.5
-        key = _l2_normalised(key.view(shape.key_heads, -1))
-        value = value.view(shape.value_heads, -1)
-        decay = torch.exp(weights.decay_rate * torch.log1p(torch.exp(a + weights.dt_bias)))
-        beta = torch.sigmoid(b)
-        for head in range(shape.value_heads):
-            q, k = query[head // group], key[head // group]
-            decayed = decay[head] * state[head]
-            delta = beta[head] * (value[head] - k @ decayed)
-            state[head] = decayed + k[:, None] * delta
-            out[row, head] = rms_norm(q @ state[head], weights.norm, weights.eps)
-        gate = z.view(shape.value_heads, -1)
-        out[row] *= gate * torch.sigmoid(gate)
+    out = []
+    for row in projected:
+        window, state, read, *_ = _gated_delta_token(row, window, state, weights, shape)
+        out.append(read)
     conv[int(slot), layer] = window.to(conv.dtype)
     recurrent[int(slot), layer] = state.to(recurrent.dtype)
-    return out.flatten(1)
+    return torch.stack(out)
+
+
+def _gated_delta_token(
+    row: Tensor, window: Tensor, state: Tensor, weights: GatedDeltaWeights, shape: GatedDeltaShape
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """One token: the conv window and state after it, the output, and the key, delta and log decay of the update."""
+    group = shape.value_heads // shape.key_heads
+    conv_input, z, b, a = torch.split(
+        row, [shape.conv_channels, shape.value_width, shape.value_heads, shape.value_heads]
+    )
+    window = torch.cat([window, conv_input[:, None]], 1)
+    mixed = (window * weights.conv.T).sum(1)
+    mixed = mixed * torch.sigmoid(mixed)
+    query, key, value = torch.split(mixed, [shape.key_width, shape.key_width, shape.value_width])
+    query = _l2_normalised(query.view(shape.key_heads, -1)) * shape.key_dim**-0.5
+    key = _l2_normalised(key.view(shape.key_heads, -1))
+    value = value.view(shape.value_heads, -1)
+    log_decay = weights.decay_rate * torch.log1p(torch.exp(a + weights.dt_bias))
+    decay, beta, gate = torch.exp(log_decay), torch.sigmoid(b), z.view(shape.value_heads, -1)
+    out, delta, state = torch.zeros_like(value), torch.zeros_like(value), state.clone()
+    for head in range(shape.value_heads):
+        q, k = query[head // group], key[head // group]
+        decayed = decay[head] * state[head]
+        delta[head] = beta[head] * (value[head] - k @ decayed)
+        state[head] = decayed + k[:, None] * delta[head]
+        out[head] = rms_norm(q @ state[head], weights.norm, weights.eps)
+    out = out * gate * torch.sigmoid(gate)
+    return window[:, 1:], state, out.flatten(), key, delta, log_decay
+
+
+def gated_delta_round(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    layer: int,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    """Takes what was accepted of the pending rows into the states, then T rows of each sequence that become pending."""
+    out = []
+    for rows, slot, count in zip(projected.chunk(slots.shape[0]), slots.tolist(), accepted.tolist(), strict=True):
+        _commit(conv, recurrent, pending, layer, slot, count, shape)
+        window, state = (states[slot, layer].to(projected.dtype) for states in (conv, recurrent))
+        total = torch.zeros(shape.value_heads, dtype=projected.dtype)
+        for t, row in enumerate(rows):
+            window, state, read, key, delta, log_decay = _gated_delta_token(row, window, state, weights, shape)
+            total = total + log_decay
+            out.append(read)
+            pending.inputs[slot, layer, t] = row[: shape.conv_channels].to(conv.dtype)
+            pending.keys[slot, layer, t], pending.deltas[slot, layer, t] = key, delta
+            pending.log_decays[slot, layer, t] = total
+    return torch.stack(out)
+
+
+def gated_delta_commit(
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> None:
+    """Takes what was accepted of the pending rows into the states of all layers."""
+    for layer in range(conv.shape[1]):
+        for slot, count in zip(slots.tolist(), accepted.tolist(), strict=True):
+            _commit(conv, recurrent, pending, layer, slot, count, shape)
+
+
+def _commit(
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    layer: int,
+    slot: int,
+    count: int,
+    shape: GatedDeltaShape,
+) -> None:
+    group, before = shape.value_heads // shape.key_heads, torch.zeros(shape.value_heads)
+    for t in range(count):
+        conv[slot, layer] = torch.cat([conv[slot, layer, :, 1:], pending.inputs[slot, layer, t, :, None]], 1)
+        decay = torch.exp(pending.log_decays[slot, layer, t] - before)
+        before = pending.log_decays[slot, layer, t]
+        for head in range(shape.value_heads):
+            key, delta = pending.keys[slot, layer, t, head // group], pending.deltas[slot, layer, t, head]
+            recurrent[slot, layer, head] = decay[head] * recurrent[slot, layer, head] + key[:, None] * delta
 
 
 def _l2_normalised(x: Tensor) -> Tensor:

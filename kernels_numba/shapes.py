@@ -126,3 +126,35 @@ class GatedDeltaWeights:
     dt_bias: torch.Tensor  # [HV]
     norm: torch.Tensor  # [DV]
     eps: float
+
+
+@dataclass(frozen=True)
+class GatedDeltaPending:
+    """Rows that a round of the gated delta rule has computed and not yet taken into the states.
+
+    Row t of ``R`` is what turns the state before the rows, S, into that after it: with its log decays summed up to row
+    t, G, keys k and deltas d, the state after ``n`` rows is e^{G_n-1} S + sum over t < n of e^{G_n-1 - G_t} k_t d_tᵀ.
+    """
+
+    inputs: torch.Tensor  # [slots, layers, R, C], of the conv, in the type of its state
+    keys: torch.Tensor  # float32 [slots, layers, R, HK, DK], normalised
+    deltas: torch.Tensor  # float32 [slots, layers, R, HV, DV]
+    log_decays: torch.Tensor  # float32 [slots, layers, R, HV], summed
+
+    @property
+    def rows(self) -> int:
+        """Most rows that may be pending."""
+        return self.keys.shape[2]
+
+
+@dataclass(frozen=True)
+class DenseBlockWeights:
+    """What lies between the mixers of two layers, and the projection into the next; norms float32 ``[K]``."""
+
+    out_proj: PackedLinear
+    norm: torch.Tensor
+    gate_up: PackedLinear  # gate | up
+    down: PackedLinear
+    next_norm: torch.Tensor
+    next_in_proj: PackedLinear | None  # None of the last layer
+    eps: float

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from kernels_numba.nvidia.gated_delta_layout import STEP_WARPS
-from kernels_numba.nvidia.kernel import KernelSpec
+from kernels_numba.nvidia.kernel import ARCHS, KernelSpec
 
-_STEP = "l" * 12 + "i" * 7 + "f"
+_ROWS = "l" * 15 + "i" * 12 + "f"
+# the assembler for older targets keeps more around an exchange in a loop than two blocks have registers for
+_OLDER, _NEWER = ARCHS[:3], ARCHS[3:]
 
 KERNELS = (
-    *(
-        KernelSpec(
-            f"gated_delta_step_{splits}", "gated_delta_step", "make", (splits,), _STEP, 32 * warps, 16 // warps, 128
-        )
-        for splits, warps in STEP_WARPS.items()
-    ),
+    KernelSpec("gated_delta_step", "gated_delta_step", "make", (), "l" * 10 + "i" * 6 + "f", 256, 2, registers=128),
+    KernelSpec("gated_delta_rows", "gated_delta_rows", "make", (), _ROWS, 256, 2, registers=128, archs=_NEWER),
+    KernelSpec("gated_delta_rows_older", "gated_delta_rows", "make", (), _ROWS, 256, 1, registers=232, archs=_OLDER),
+    KernelSpec("gated_delta_commit", "gated_delta_commit", "make", (), "l" * 8 + "i" * 10, 256, 2, registers=128),
     KernelSpec("gated_delta_conv", "gated_delta_conv", "make", (), "l" * 9 + "i" * 6, 128, 4, registers=128),
     KernelSpec("gated_delta_chunk", "gated_delta_chunk", "make", (), "l" * 6 + "iii", 128, 3, registers=168),
     KernelSpec("gated_delta_scan", "gated_delta_scan", "make", (), "l" * 6 + "iiii", 256, 1, registers=255),

@@ -18,27 +18,38 @@ TILE_BYTES = CHUNK * ROW_BYTES
 OUT_TOKENS = 8
 """Of a block of the gated norm, one a warp."""
 
-STEP_WARPS = {1: 16, 2: 8, 4: 8}
-"""Of a block, by how many blocks share a head."""
-
-
-def step_shared_bytes(splits: int) -> int:
-    """With two sums per column, of all warps and of each."""
-    return STEP_SUMS + STEP_WARPS[splits] * 2 * 4 * (DIM // splits)
-
-
-# query, key and value | weight of the norm | sums of the squares of query and key per warp | q·k per warp | what the
-# counters told | decay and beta, twice | output gate, twice | sums of all warps | sums per warp
+BLOCK_WARPS = 8
+"""Of a block that takes tokens one by one."""
+# A block of one row: query and key | value | weight of the norm | sums of the squares of the outputs per warp | decay and
+# beta | what the counter told
 STEP_QUERY_KEY = 0
 STEP_VALUE = STEP_QUERY_KEY + 2 * DIM * 4
 STEP_NORM = STEP_VALUE + DIM * 4
 STEP_SQUARES = STEP_NORM + DIM * 4
-STEP_DOTS = STEP_SQUARES + 8 * 4
-STEP_COUNTED = STEP_DOTS + 16 * 4
-STEP_GATES = STEP_COUNTED + 8
-STEP_OUTPUT_GATE = STEP_GATES + 2 * 8
-STEP_TOTALS = STEP_OUTPUT_GATE + 2 * DIM * 2 + 8
-STEP_SUMS = STEP_TOTALS + 2 * DIM * 4
+STEP_GATES = STEP_SQUARES + 8 * 4
+STEP_COUNTED = STEP_GATES + 2 * 4
+STEP_SHARED_BYTES = STEP_COUNTED + 4
+
+MOST_ROWS = 16
+"""Of a sequence in a round."""
+# A block of several rows. Bytes for each row that may be pending, and what comes after them.
+# keys and deltas that were pending, then queries and keys | values | products with the key, then deltas, and with the
+# query, then outputs | of every pair of rows, the products with the key before: key's and query's
+ROWS_VALUE = 2 * DIM * 4
+ROWS_PRODUCTS = ROWS_VALUE + DIM * 4
+ROWS_DOTS = ROWS_PRODUCTS + 2 * DIM * 4
+ROWS_SMALL = ROWS_DOTS + MOST_ROWS * 8
+# log decays | betas | norms of keys, inverted | what the counter told
+ROWS_LOG_DECAYS = 0
+ROWS_BETAS = ROWS_LOG_DECAYS + MOST_ROWS * 4
+ROWS_KEY_FACTORS = ROWS_BETAS + MOST_ROWS * 4
+ROWS_COUNTED = ROWS_KEY_FACTORS + MOST_ROWS * 4
+
+
+def rows_shared_bytes(room: int) -> int:
+    """Of a block that takes up to ``room`` rows."""
+    return room * ROWS_SMALL + ROWS_COUNTED + 4
+
 
 # Rows of halves in shared memory are 16 bytes longer than they need be, so that ldmatrix meets no bank twice.
 PITCH = ROW_BYTES + 16

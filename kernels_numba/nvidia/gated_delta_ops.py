@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
@@ -15,42 +14,36 @@ from kernels_numba.nvidia.gated_delta_layout import (
     CHUNK,
     CHUNK_SHARED_BYTES,
     DIM,
+    MOST_ROWS,
     OUT_TOKENS,
     ROW_BYTES,
     SCAN_COLUMNS,
     SCAN_SHARED_BYTES,
+    STEP_SHARED_BYTES,
     TAPS,
-    step_shared_bytes,
+    rows_shared_bytes,
 )
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
-from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import GatedDeltaPending, GatedDeltaShape, GatedDeltaWeights
 from kernels_numba.torch_ops import gated_delta as torch_gated_delta
 
 PROGRAMMATIC = True
 """Whether steps are launched so that they may begin before their predecessor ends."""
-CHUNKED_FROM = 24
+CHUNKED_FROM = TAPS - 1
 """Tokens from which the chunked form is used; fewer go one by one."""
 SPAN_TOKENS = 4096
 """Most tokens of a pass in the chunked form, which bounds its scratch to 38 KiB a token (27B)."""
-PARTIAL_BYTES = 16 << 20
 COUNTERS = 1 << 16
+"""Of sequences times key heads in a launch, at most."""
 ROUNDING = 4e-3
 """Of results in bfloat16, by norm; 1.7e-3 is usual."""
 
 
-@dataclass(frozen=True)
-class _Workspace:
-    """What blocks of the step kernel leave to each other. One per device: launches follow one another on one stream."""
-
-    partial: Tensor  # outputs before the norm
-    counters: Tensor  # zero between launches
-
-
 @lru_cache
-def _workspace(device: torch.device) -> _Workspace:
-    partial = torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device)
-    return _Workspace(partial, torch.zeros(COUNTERS, dtype=torch.int32, device=device))
+def _counters(device: torch.device) -> Tensor:
+    """By which blocks find the last of them; zero between launches, which follow one another on one stream."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 def gated_delta_decode(
@@ -65,14 +58,102 @@ def gated_delta_decode(
     if not _fits(projected, weights, conv, recurrent, slots, shape):
         return torch_gated_delta.gated_delta_decode(projected, weights, conv, recurrent, layer, slots, shape)
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
-    most = min(PARTIAL_BYTES // (4 * shape.value_width), COUNTERS // (shape.key_heads + shape.value_heads))
-    if projected.shape[0] <= most:
-        _step(projected, 1, weights, conv, recurrent, layer, slots, shape, out, PROGRAMMATIC)
-        return out
+    most = COUNTERS // shape.key_heads
     for start in range(0, projected.shape[0], most):
         rows = slice(start, start + most)
-        _step(projected[rows], 1, weights, conv, recurrent, layer, slots[rows], shape, out[rows], PROGRAMMATIC)
+        _step(projected[rows], weights, conv, recurrent, layer, slots[rows], shape, out[rows], PROGRAMMATIC)
     return out
+
+
+def gated_delta_round(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    layer: int,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    sequences = slots.shape[0]
+    if not (
+        _fits(projected, weights, conv, recurrent, slots, shape)
+        and _pending_fits(pending, accepted)
+        and sequences * shape.key_heads <= COUNTERS
+    ):
+        return torch_gated_delta.gated_delta_round(
+            projected, weights, conv, recurrent, pending, layer, slots, accepted, shape
+        )
+    device = device_of(projected.device)
+    out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
+    device.kernel(_rows_kernel(device.arch))(
+        (shape.value_heads, sequences, 1),
+        projected.data_ptr(),
+        *_at(layer, conv, recurrent, *_tensors(pending)),
+        slots.data_ptr(),
+        accepted.data_ptr(),
+        weights.conv.data_ptr(),
+        weights.decay_rate.data_ptr(),
+        weights.dt_bias.data_ptr(),
+        weights.norm.data_ptr(),
+        _counters(projected.device).data_ptr(),
+        out.data_ptr(),
+        2 * projected.stride(0),
+        *_slot_bytes(conv, recurrent, *_tensors(pending)),
+        projected.shape[0] // sequences,
+        pending.rows,
+        shape.key_heads,
+        shape.value_heads,
+        shape.value_heads // shape.key_heads,
+        weights.eps,
+        shared_bytes=rows_shared_bytes(pending.rows),
+        programmatic=PROGRAMMATIC,
+    )
+    return out
+
+
+def gated_delta_commit(
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> None:
+    if not (_states_fit(conv, recurrent, slots, shape) and _pending_fits(pending, accepted)):
+        torch_gated_delta.gated_delta_commit(conv, recurrent, pending, slots, accepted, shape)
+        return
+    device_of(conv.device).kernel("gated_delta_commit")(
+        (shape.value_heads, slots.shape[0], conv.shape[1]),
+        *_at(0, conv, recurrent, *_tensors(pending)),
+        slots.data_ptr(),
+        accepted.data_ptr(),
+        *_slot_bytes(conv, recurrent, *_tensors(pending)),
+        pending.rows,
+        shape.key_heads,
+        shape.value_heads,
+        shape.value_heads // shape.key_heads,
+        shared_bytes=rows_shared_bytes(pending.rows),
+    )
+
+
+def _tensors(pending: GatedDeltaPending) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return pending.inputs, pending.keys, pending.deltas, pending.log_decays
+
+
+def _at(layer: int, *states: Tensor) -> list[int]:
+    """Where the layer of slot 0 begins in each of ``states [slots, layers, ...]``."""
+    return [state.data_ptr() + layer * state.stride(1) * state.itemsize for state in states]
+
+
+def _slot_bytes(*states: Tensor) -> list[int]:
+    return [state.stride(0) * state.itemsize for state in states]
+
+
+def _rows_kernel(arch: str) -> str:
+    (name,) = (spec.name for spec in KERNELS if spec.module == "gated_delta_rows" and arch in spec.archs)
+    return name
 
 
 def gated_delta_prefill(
@@ -89,13 +170,13 @@ def gated_delta_prefill(
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
     for start in range(0, projected.shape[0], SPAN_TOKENS):
         rows = slice(start, start + SPAN_TOKENS)
-        span = projected[rows]
-        if span.shape[0] < CHUNKED_FROM:
-            # not while the pass before still writes the states
-            programmatic = PROGRAMMATIC and start == 0
-            _step(span, span.shape[0], weights, conv, recurrent, layer, slots, shape, out[rows], programmatic)
-        else:
-            _chunked(span, weights, conv, recurrent, layer, slots, shape, out[rows])
+        if projected[rows].shape[0] >= CHUNKED_FROM:
+            _chunked(projected[rows], weights, conv, recurrent, layer, slots, shape, out[rows])
+            continue
+        for token in range(start, projected.shape[0]):
+            row = slice(token, token + 1)
+            # not while the launch before still writes the states
+            _step(projected[row], weights, conv, recurrent, layer, slots, shape, out[row], PROGRAMMATIC and token == 0)
     return out
 
 
@@ -108,30 +189,41 @@ def _fits(
     shape: GatedDeltaShape,
 ) -> bool:
     return (
-        (shape.key_dim, shape.value_dim, shape.conv_kernel) == (DIM, DIM, TAPS)
+        _states_fit(conv, recurrent, slots, shape)
         and shape.value_heads % 2 == 0  # rows of whole words of 8 bytes
-        and projected.dtype == conv.dtype == torch.bfloat16
+        and projected.dtype == torch.bfloat16
         and projected.is_contiguous()
         and projected.data_ptr() % 8 == 0
         and weights.conv.is_contiguous()
         and weights.conv.data_ptr() % 16 == 0
         and weights.norm.data_ptr() % 16 == 0
+    )
+
+
+def _states_fit(conv: Tensor, recurrent: Tensor, slots: Tensor, shape: GatedDeltaShape) -> bool:
+    return (
+        (shape.key_dim, shape.value_dim, shape.conv_kernel) == (DIM, DIM, TAPS)
+        and conv.dtype == torch.bfloat16
         and slots.dtype == torch.int64
         and slots.is_contiguous()
-        and slots.device == projected.device
+        and slots.device == conv.device
         and conv.is_contiguous()
         and recurrent.is_contiguous()
     )
 
 
-def step_splits(heads: int, multiprocessors: int) -> int:
-    """Blocks that share a head, of so many in a launch."""
-    return 1 if heads < 2 * multiprocessors else 2
+def _pending_fits(pending: GatedDeltaPending, accepted: Tensor) -> bool:
+    return (
+        pending.rows <= MOST_ROWS
+        and pending.inputs.dtype == torch.bfloat16
+        and all(tensor.is_contiguous() for tensor in _tensors(pending))
+        and accepted.dtype == torch.int64
+        and accepted.is_contiguous()
+    )
 
 
 def _step(
     projected: Tensor,
-    tokens: int,
     weights: GatedDeltaWeights,
     conv: Tensor,
     recurrent: Tensor,
@@ -141,36 +233,25 @@ def _step(
     out: Tensor,
     programmatic: bool,
 ) -> None:
-    """``tokens`` rows of each of the sequences in ``slots``, one after the other."""
-    device = device_of(projected.device)
-    workspace = _workspace(projected.device)
-    sequences = slots.shape[0]
-    if not sequences:
-        return
-    splits = step_splits(sequences * shape.value_heads, device.multiprocessors)
-    device.kernel(f"gated_delta_step_{splits}")(
-        (shape.value_heads * splits, sequences, 1),
+    """A row of each of the sequences in ``slots``."""
+    device_of(projected.device).kernel("gated_delta_step")(
+        (shape.value_heads, slots.shape[0], 1),
         projected.data_ptr(),
-        conv.data_ptr() + layer * 2 * conv.stride(1),
-        recurrent.data_ptr() + layer * 4 * recurrent.stride(1),
+        *_at(layer, conv, recurrent),
         slots.data_ptr(),
         weights.conv.data_ptr(),
         weights.decay_rate.data_ptr(),
         weights.dt_bias.data_ptr(),
         weights.norm.data_ptr(),
-        workspace.partial.data_ptr(),
-        workspace.counters.data_ptr(),
-        workspace.counters.data_ptr() + 4 * sequences * shape.key_heads,
+        _counters(projected.device).data_ptr(),
         out.data_ptr(),
         2 * projected.stride(0),
-        2 * conv.stride(0),
-        4 * recurrent.stride(0),
-        tokens,
+        *_slot_bytes(conv, recurrent),
         shape.key_heads,
         shape.value_heads,
         shape.value_heads // shape.key_heads,
         weights.eps,
-        shared_bytes=step_shared_bytes(splits),
+        shared_bytes=STEP_SHARED_BYTES,
         programmatic=programmatic,
     )
 
@@ -268,6 +349,28 @@ def _check(device: torch.device) -> None:
         expected = reference.gated_delta_decode(projected.double(), exact, conv, recurrent, 1, slots, shape)
         assert_close("gated_delta_step", out, expected, ROUNDING)
     assert_close("gated_delta_step", found_recurrent, recurrent, 1e-5)
+    pending = GatedDeltaPending(
+        inputs=torch.zeros(3, 2, 4, shape.conv_channels),
+        keys=torch.zeros(3, 2, 4, shape.key_heads, DIM),
+        deltas=torch.zeros(3, 2, 4, shape.value_heads, DIM),
+        log_decays=torch.zeros(3, 2, 4, shape.value_heads),
+    )
+    inputs, keys, deltas, log_decays = (tensor.to(device) for tensor in _tensors(pending))
+    found_pending = GatedDeltaPending(inputs.bfloat16(), keys, deltas, log_decays)
+    for accepted in ([0, 0], [3, 1]):
+        counts, projected = torch.tensor(accepted), normal(2 * 4, shape.projected_width).bfloat16()
+        out = gated_delta_round(
+            *(projected.to(device), weights, found_conv, found_recurrent, found_pending, 1),
+            *(slots.to(device), counts.to(device), shape),
+        )
+        expected = reference.gated_delta_round(
+            projected.double(), exact, conv, recurrent, pending, 1, slots, counts, shape
+        )
+        assert_close("gated_delta_rows", out, expected, ROUNDING)
+    counts = torch.tensor([2, 4])
+    gated_delta_commit(found_conv, found_recurrent, found_pending, slots.to(device), counts.to(device), shape)
+    reference.gated_delta_commit(conv, recurrent, pending, slots, counts, shape)
+    assert_close("gated_delta_commit", found_recurrent, recurrent, 1e-5)
     projected, slots = normal(CHUNK + 9, shape.projected_width).bfloat16(), torch.tensor([1])
     out = gated_delta_prefill(projected.to(device), weights, found_conv, found_recurrent, 1, slots.to(device), shape)
     expected = reference.gated_delta_prefill(projected.double(), exact, conv, recurrent, 1, slots, shape)
@@ -279,6 +382,11 @@ def _check(device: torch.device) -> None:
 GROUP = OpGroup(
     "gated delta rule",
     tuple(spec.name for spec in KERNELS),
-    {"gated_delta_decode": gated_delta_decode, "gated_delta_prefill": gated_delta_prefill},
+    {
+        "gated_delta_decode": gated_delta_decode,
+        "gated_delta_prefill": gated_delta_prefill,
+        "gated_delta_round": gated_delta_round,
+        "gated_delta_commit": gated_delta_commit,
+    },
     _check,
 )

@@ -46,12 +46,24 @@ def function_of(source: str, name: str, **names: Any) -> Any:
 
 
 def inline(
-    builder: Any, template: str, results: str, arguments: str, values: Sequence[Any], effect: str = PURE
+    builder: Any,
+    template: str,
+    results: str,
+    arguments: str,
+    values: Sequence[Any],
+    effect: str = PURE,
+    *,
+    in_place: bool = False,
 ) -> list[Any]:
-    """Emit a PTX template with LLVM ``values``; its LLVM results."""
+    """Emit a PTX template with LLVM ``values``; its LLVM results.
+
+    ``in_place``: the last arguments, one for each result, are its registers before.
+    """
     registers = {"i": "r"}
     outputs = ["=" + registers.get(letter, letter) for letter in results]
     inputs = [registers.get(letter, letter) for letter in arguments]
+    if in_place:
+        inputs[len(inputs) - len(results) :] = [str(index) for index in range(len(results))]
     constraints = ",".join(outputs + inputs + (["~{memory}"] if effect == BARRIER else []))
     returned = [TYPES[letter][1] for letter in results]
     llvm_type = {0: ir.VoidType(), 1: returned[0] if returned else None}.get(
@@ -118,6 +130,9 @@ u_div = ir32(lambda b, x, y: b.udiv(x, y), 2)  # // of numba is a 64-bit floor d
 u_max = ir32(lambda b, x, y: b.select(b.icmp_unsigned(">", x, y), x, y), 2)
 i_min = ir32(lambda b, x, y: b.select(b.icmp_signed("<", x, y), x, y), 2)
 prmt = asm("prmt.b32 $0,$1,$2,$3;", "r", "rrr")
+# whether x < y, of signed numbers; the first compiler does not unroll a loop that asks for it
+below = asm("{.reg .pred p; setp.lt.s32 p,$1,$2; selp.u32 $0,1,0,p;}", "r", "ii", ORDERED)
+no_unroll = asm(".pragma \\22nounroll\\22;", "", "", ORDERED)  # at the top of a loop, for the second compiler
 
 # ---- special registers
 tid_x = asm("mov.u32 $0,%tid.x;", "r", "")
@@ -212,18 +227,6 @@ def cp_wait(groups: int) -> Any:
     return asm(f"cp.async.wait_group {groups};", "", "", BARRIER)
 
 
-@intrinsic
-def rolled(context: Any) -> Any:  # noqa: ARG001
-    """At the top of a loop's body: the loop stays as it is, it is not unrolled."""
-
-    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
-        nothing = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), "", "", side_effect=True)
-        builder.call(nothing, [], attrs=("convergent",))
-        return context.get_dummy_value()
-
-    return types.none(), emit
-
-
 # ---- exchange between blocks
 fence_gpu = asm("fence.acq_rel.gpu;", "", "", BARRIER)
 # old value; counts up to a limit, then starts at 0 again
@@ -260,6 +263,29 @@ _MMA = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$11,$12,$13}};"
 )
 MMA = {dtype: (_MMA.format(dtype), "ffff", "rrrrrrffff") for dtype in ("f16", "bf16")}
+
+
+def wgmma_pair(tiles: int) -> tuple[str, str, str]:
+    """Two steps of k of a warpgroup's product in place: 8 words of A, two descriptors of B, the sums of ``tiles``.
+
+    sm_90a. B lies in shared memory, k in a row.
+    """
+    sums = 4 * tiles
+    names = [f"${index}" for index in range(sums + 10)]
+    products = "".join(
+        f"wgmma.mma_async.sync.aligned.m64n{8 * tiles}k16.f32.f16.f16 {{{','.join(names[:sums])}}},"
+        f"{{{','.join(names[sums + 4 * step : sums + 4 * step + 4])}}},{names[sums + 8 + step]},p,1,1,0;"
+        for step in range(2)
+    )
+    text = "{.reg .pred p; setp.eq.u32 p,0,0; wgmma.fence.sync.aligned;" + products + "wgmma.commit_group.sync.aligned;}"
+    return text, "f" * sums, "r" * 8 + "ll" + "f" * sums
+
+
+# at most one group, or none, under way; what generic stores left is there for products
+wgmma_wait_1 = asm("wgmma.wait_group.sync.aligned 1;", "", "", BARRIER)
+WGMMA_DONE = "wgmma.wait_group.sync.aligned 0;"
+fence_async = asm("fence.proxy.async.shared::cta;", "", "", BARRIER)
+
 mma_f16 = asm(*MMA["f16"])
 mma_bf16 = asm(*MMA["bf16"])
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels_numba.shapes import L2_EPS, GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import L2_EPS, GatedDeltaPending, GatedDeltaShape, GatedDeltaWeights
 
 CHUNK_TOKENS = 64
 
@@ -68,6 +68,76 @@ def gated_delta_prefill(
     out, state = chunked_delta_rule(x, recurrent[slots, layer][0])
     recurrent[slots, layer] = state[None]
     return _gated_norm(out, z, weights, projected.dtype)
+
+
+def gated_delta_round(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    layer: int,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> Tensor:
+    sequences, tokens = slots.shape[0], projected.shape[0] // slots.shape[0]
+    _commit(conv, recurrent, pending, layer, slots, accepted, shape)
+    conv_input, z, b, a = _split(projected, shape)
+    rows = conv_input.view(sequences, tokens, -1).mT
+    window = torch.cat([conv[slots, layer].to(projected.dtype), rows], 2).unfold(2, shape.conv_kernel, 1)
+    mixed = functional.silu((window.float() * weights.conv.T[:, None]).sum(3)).mT
+    x = _inputs(mixed.flatten(0, 1), b, a, weights, shape)
+    query, key, value, log_decay, beta = (
+        field.unflatten(0, (sequences, tokens)) for field in (x.query, x.key, x.value, x.log_decay, x.beta)
+    )
+    state, outputs = recurrent[slots, layer], []
+    for t in range(tokens):
+        state = state * log_decay[:, t].exp()[:, :, None, None]
+        predicted = (key[:, t, :, None] @ state).squeeze(2)
+        delta = beta[:, t, :, None] * (value[:, t] - predicted)
+        state = state + key[:, t, :, :, None] * delta[:, :, None]
+        outputs.append((query[:, t, :, None] @ state).squeeze(2))
+        pending.deltas[slots, layer, t] = delta
+    pending.inputs[slots, layer, :tokens] = rows.mT.to(conv.dtype)
+    pending.keys[slots, layer, :tokens] = key[:, :, :: shape.value_heads // shape.key_heads]
+    pending.log_decays[slots, layer, :tokens] = log_decay.cumsum(1)
+    return _gated_norm(torch.stack(outputs, 1).flatten(0, 1), z, weights, projected.dtype)
+
+
+def gated_delta_commit(
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> None:
+    for layer in range(conv.shape[1]):
+        _commit(conv, recurrent, pending, layer, slots, accepted, shape)
+
+
+def _commit(
+    conv: Tensor,
+    recurrent: Tensor,
+    pending: GatedDeltaPending,
+    layer: int,
+    slots: Tensor,
+    accepted: Tensor,
+    shape: GatedDeltaShape,
+) -> None:
+    window = torch.cat([conv[slots, layer], pending.inputs[slots, layer].mT], 2)
+    places = accepted[:, None] + torch.arange(shape.conv_kernel - 1, device=conv.device)
+    conv[slots, layer] = window.gather(2, places[:, None].expand(-1, window.shape[1], -1))
+    counts = (torch.arange(pending.rows, device=conv.device) < accepted[:, None])[:, :, None]
+    log_decays = pending.log_decays[slots, layer].masked_fill(~counts, 0)
+    last = log_decays.amin(1, keepdim=True)  # sums only fall
+    # what does not count may be anything, also NaN
+    deltas = pending.deltas[slots, layer].masked_fill(~counts[..., None], 0) * (last - log_decays).exp()[..., None]
+    keys = pending.keys[slots, layer].masked_fill(~counts[..., None], 0)
+    keys = keys.repeat_interleave(shape.value_heads // shape.key_heads, 2)
+    update = keys.permute(0, 2, 3, 1) @ deltas.transpose(1, 2)
+    recurrent[slots, layer] = recurrent[slots, layer] * last.squeeze(1).exp()[:, :, None, None] + update
 
 
 def _split(projected: Tensor, shape: GatedDeltaShape) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.kernels_numba.nvidia.emulated_memory import Memory
-from tests.kernels_numba.nvidia.emulated_tiles import PAIRS, TILES, multiply_pairs
+from tests.kernels_numba.nvidia.emulated_tiles import PAIRS, TILES, multiply_pairs, with_b_of_shared_memory
 
 WARP = 32
 MATRICES = PAIRS | {"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"}
@@ -130,6 +130,8 @@ _PURE: dict[str, Callable[..., Any]] = {
     "below": lambda x, y: int(signed(x) < signed(y)),
     "no_unroll": lambda: None,
     "fence_gpu": lambda: None,
+    "fence_async": lambda: None,
+    "wgmma_wait_1": lambda: None,
     "pdl_wait": lambda: None,
     "pdl_launch": lambda: None,
 }
@@ -256,8 +258,10 @@ def _multiply(arguments: list[tuple[Any, ...]], pair: Callable[[int], Any]) -> l
 
 def carried_out(name: str, arguments: list[tuple[Any, ...]], memory: Memory) -> list[Any]:
     """The results of the lanes of an instruction that a warp carries out together."""
+    if name == "wgmma_f16_pair":
+        arguments = with_b_of_shared_memory(arguments, memory)
     if name in PAIRS:
-        return multiply_pairs(arguments, _halves if name == "mma_f16_pair" else _bfloat16_pair)
+        return multiply_pairs(arguments, _bfloat16_pair if name == "mma_bf16_pair" else _halves)
     if name.startswith("mma"):
         return _multiply(arguments, _halves if name == "mma_f16" else _bfloat16_pair)
     if name in MATRICES:

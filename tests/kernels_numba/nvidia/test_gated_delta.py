@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from kernels_numba import reference
 from kernels_numba.nvidia import gated_delta_ops
 from kernels_numba.nvidia.gated_delta_layout import DIM, TAPS
 from kernels_numba.ops import GatedDelta
-from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import GatedDeltaPending, GatedDeltaShape, GatedDeltaWeights
 from tests.kernels_numba.inputs import GatedDeltaCase, converted
 from tests.kernels_numba.nvidia.emulator import EmulatedDevice
 
@@ -30,12 +30,12 @@ class States:
 
     @classmethod
     def on(cls, device: EmulatedDevice) -> States:
-        gated_delta_ops._workspace.cache_clear()
+        gated_delta_ops._counters.cache_clear()
         case = GatedDeltaCase.random(SHAPE, 1)
         weights = converted(case.weights, torch.float32)
         conv, recurrent = case.conv.bfloat16(), case.recurrent.float()
         device.tensors += [weights.conv, weights.decay_rate, weights.dt_bias, weights.norm, conv, recurrent]
-        device.tensors.append(gated_delta_ops._workspace(conv.device).counters)
+        device.tensors.append(gated_delta_ops._counters(conv.device))
         return cls(weights, conv, recurrent)
 
     def exact(self) -> States:
@@ -64,9 +64,8 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize(("splits", "slots"), [(1, [3, 0]), (2, [1, 4]), (4, [5])], ids=str)
-def test_decode(emulated: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, splits: int, slots: list[int]) -> None:
-    monkeypatch.setattr(gated_delta_ops, "step_splits", lambda *_: splits)
+@pytest.mark.parametrize("slots", [[5], [3, 0]], ids=str)
+def test_decode(emulated: EmulatedDevice, slots: list[int]) -> None:
     ours, rows = States.on(emulated), indices(emulated, *slots)
     exact, projected = ours.exact(), random_rows(emulated, len(slots))
     projected[0, -SHAPE.value_heads :] = torch.tensor([-30.0, 60.0])  # hardly any and nothing but decay
@@ -74,10 +73,70 @@ def test_decode(emulated: EmulatedDevice, monkeypatch: pytest.MonkeyPatch, split
     assert distance(out, exact.run(reference.gated_delta_decode, projected.double(), rows)) < 2e-3
     assert distance(ours.recurrent, exact.recurrent) < 1e-7
     assert torch.equal(ours.conv.double(), exact.conv)
-    assert not gated_delta_ops._workspace(projected.device).counters.any()
+    assert not gated_delta_ops._counters(projected.device).any()
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 70])
+def pending_rows(device: EmulatedDevice, rows: int) -> GatedDeltaPending:
+    """Room for pending rows in all slots, and nothing in it yet."""
+    sizes = [(SHAPE.conv_channels,), (SHAPE.key_heads, DIM), (SHAPE.value_heads, DIM), (SHAPE.value_heads,)]
+    inputs, keys, deltas, log_decays = (torch.full((6, 2, rows, *size), torch.nan) for size in sizes)
+    pending = GatedDeltaPending(inputs.bfloat16(), keys, deltas, log_decays)
+    device.tensors += [pending.inputs, keys, deltas, log_decays]
+    return pending
+
+
+def exact_pending(pending: GatedDeltaPending) -> GatedDeltaPending:
+    return GatedDeltaPending(*(getattr(pending, field.name).double() for field in fields(pending)))
+
+
+@pytest.mark.parametrize(
+    ("slots", "rounds"),
+    [
+        ([5, 1], [(4, [0, 0]), (3, [4, 1]), (1, [0, 3])]),
+        ([2], [(10, [0]), (2, [9])]),
+    ],
+    ids=["4, 3 and 1 rows of 2 sequences", "10 and 2 rows"],
+)
+def test_rounds(emulated: EmulatedDevice, slots: list[int], rounds: list[tuple[int, list[int]]]) -> None:
+    ours, where, pending = States.on(emulated), indices(emulated, *slots), pending_rows(emulated, 10)
+    exact, expected_pending = ours.exact(), exact_pending(pending)
+    for number, (tokens, accepted) in enumerate(rounds):
+        counts, projected = indices(emulated, *accepted), random_rows(emulated, len(slots) * tokens, number)
+        arguments = LAYER, where, counts, SHAPE
+        out = gated_delta_ops.gated_delta_round(
+            projected, ours.weights, ours.conv, ours.recurrent, pending, *arguments
+        )
+        expected = reference.gated_delta_round(
+            projected.double(), exact.weights, exact.conv, exact.recurrent, expected_pending, *arguments
+        )
+        assert distance(out, expected) < 2e-3
+        assert distance(ours.recurrent, exact.recurrent) < 1e-6
+        assert torch.equal(ours.conv.double(), exact.conv)
+        for field in fields(pending):
+            found = getattr(pending, field.name)[where, LAYER, :tokens]
+            assert distance(found, getattr(expected_pending, field.name)[where, LAYER, :tokens]) < 1e-5, field.name
+    assert emulated.launched == ["gated_delta_rows"] * len(rounds)
+    assert not gated_delta_ops._counters(projected.device).any()
+
+
+def test_commit(emulated: EmulatedDevice) -> None:
+    ours, where, pending = States.on(emulated), indices(emulated, 4, 0, 1), pending_rows(emulated, 3)
+    generator = torch.Generator().manual_seed(0)
+    for field in fields(pending):
+        getattr(pending, field.name).normal_(generator=generator)
+    pending.log_decays[:] = -pending.log_decays.abs().cumsum(2)
+    exact, counts = ours.exact(), indices(emulated, 2, 3, 0)
+    pending.deltas[1] = torch.nan  # which do not count
+    pending.keys[4, :, 2:] = torch.nan
+    before = ours.recurrent.clone()
+    gated_delta_ops.gated_delta_commit(ours.conv, ours.recurrent, pending, where, counts, SHAPE)
+    reference.gated_delta_commit(exact.conv, exact.recurrent, exact_pending(pending), where, counts, SHAPE)
+    assert distance(ours.recurrent, exact.recurrent) < 1e-6
+    assert torch.equal(ours.conv.double(), exact.conv)
+    assert torch.equal(ours.recurrent[[1, 2, 3, 5]], before[[1, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 70])
 def test_prefill(emulated: EmulatedDevice, tokens: int) -> None:
     ours, slot = States.on(emulated), indices(emulated, 3)
     exact, projected = ours.exact(), random_rows(emulated, tokens)
