@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = False
     for name in options.names or BY_NAME:
         spec = BY_NAME[name]
-        for arch in options.arch or ARCHS:
-            if arch not in spec.archs or path_of(spec, arch, directory).exists():
+        for arch in filter(None, map(spec.target_on, options.arch or ARCHS)):
+            if path_of(spec, arch, directory).exists():
                 continue
             begin = time.monotonic()
             try:

@@ -27,6 +27,10 @@ class KernelSpec:
     registers: int  # budget that no target may exceed
     archs: tuple[str, ...] = ARCHS
 
+    def target_on(self, arch: str) -> str | None:
+        """The target that is built for devices of ``arch``: itself, or its own variant with all that it can."""
+        return next((target for target in (arch, f"{arch}a") if target in self.archs), None)
+
 
 def compute_capability(arch: str) -> tuple[int, int]:
     """``(12, 0)`` of ``sm_120a``."""

@@ -43,7 +43,8 @@ class Kernel:
         driver = _driver()
         self.spec = spec
         self._device = device
-        self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin(spec, device.arch)))
+        target = spec.target_on(device.arch) or device.arch
+        self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin(spec, target)))
         self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, spec.name.encode()))
         self._types = tuple(_C_TYPES[letter] for letter in spec.signature)
         self._launch, self._launch_ex = driver.cuLaunchKernel, driver.cuLaunchKernelEx
@@ -146,8 +147,9 @@ class Device:
         OSError or CudaError if that fails.
         """
         specs = [BY_NAME[name] for name in names if name not in self._kernels]
-        wanted = [spec for spec in specs if self.arch in spec.archs]
-        ensure(wanted, self.arch)
+        wanted = {spec: target for spec in specs if (target := spec.target_on(self.arch))}
+        for target in sorted(set(wanted.values())):
+            ensure([spec for spec, own in wanted.items() if own == target], target)
         with torch.cuda.device(self.index):
             torch.zeros(1, device="cuda")  # torch makes the context, not the driver API
             for spec in wanted:
