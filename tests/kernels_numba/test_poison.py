@@ -60,6 +60,14 @@ def test_rows_keep_to_themselves(place: Place, make: Make, value: float) -> None
     poison.check_rows_keep_to_themselves(make(place), 1, value, shows_nan=place.ops is CPU_OPS)
 
 
+def test_memory_is_poisoned() -> None:
+    with poison.poisoned_memory():
+        assert torch.empty(1000).isnan().all()
+        assert torch.ones(3).new_empty(1000).bfloat16().isnan().all()
+        assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_the_checks_find_faults() -> None:
     """An element that is not written, and a row that leaks into the others."""
 
