@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels_numba.shapes import PackedLinear
+from kernels_numba.shapes import DenseBlockWeights, PackedLinear
 from ninferd.benchmarks.kernels import KernelOptions, Timing
 from ninferd.benchmarks.subject import Subject
 from ninferd.benchmarks.timing import PerCall, seconds_per_call
@@ -50,6 +50,53 @@ def measure_products(subject: Subject, options: KernelOptions) -> Iterator[Timin
         each = seconds_per_call(calls, subject.device)
         whole = PerCall(each.seconds * len(calls), each.captured)
         yield Timing("linear", f"all {len(calls)} products of a round", rows, whole, read_bytes=size)
+    yield from _blocks(subject, options)
+
+
+def _blocks(subject: Subject, options: KernelOptions) -> Iterator[Timing]:
+    """Everything between the mixers of a round: its products and what lies between them, as one op a layer."""
+    config, weights = subject.model.config, subject.model.weights
+    if config.moe is not None:
+        return
+    blocks = [_block(subject, index) for index in range(len(weights.layers))]
+    for rows in options.rows:
+        residual = _activations(subject, rows, config.hidden_size)
+        mixed = {
+            width: _activations(subject, rows, width)
+            for width in (config.attention.query_width, config.gated_delta.value_width)
+        }
+        calls = [partial(subject.model.ops.dense_block, residual, mixed[width], block) for block, width in blocks]
+        each = seconds_per_call(calls, subject.device)
+        yield Timing(
+            op="dense_block",
+            case="every block of a round",
+            rows=rows,
+            per_call=PerCall(each.seconds * len(calls), each.captured),
+            read_bytes=sum(_block_bytes(block) for block, _ in blocks),
+        )
+
+
+def _block(subject: Subject, index: int) -> tuple[DenseBlockWeights, int]:
+    """From the mixer of a layer to the next, and how wide it begins."""
+    config, weights = subject.model.config, subject.model.weights
+    layer, following = weights.layers[index], weights.layers[index + 1 : index + 2]
+    assert isinstance(layer.feed_forward, MlpLayer)
+    block = DenseBlockWeights(
+        out_proj=layer.mixer.out_proj,
+        norm=layer.feed_forward_norm,
+        gate_up=layer.feed_forward.gate_up,
+        down=layer.feed_forward.down,
+        next_norm=following[0].mixer_norm if following else weights.final_norm,
+        next_in_proj=following[0].mixer.in_proj if following else None,
+        eps=config.rms_norm_eps,
+    )
+    is_attention = isinstance(layer.mixer, AttentionLayer)
+    return block, config.attention.query_width if is_attention else config.gated_delta.value_width
+
+
+def _block_bytes(block: DenseBlockWeights) -> int:
+    following = 0 if block.next_in_proj is None else block.next_in_proj.size_bytes
+    return block.out_proj.size_bytes + block.gate_up.size_bytes + block.down.size_bytes + following
 
 
 def _product(subject: Subject, x: Tensor, packed: PackedLinear) -> Callable[[], object]:

@@ -102,10 +102,12 @@ def test_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     figures = msgspec.convert(found["figures"], list[KernelFigure])
     assert {each.op for each in figures} == {
         "linear",
+        "dense_block",
         "attention_decode",
         "attention_prefill",
         "append_kv",
         "gated_delta_decode",
+        "gated_delta_round",
         "gated_delta_prefill",
         "rms_norm",
         "add_rms_norm",
@@ -136,6 +138,9 @@ def test_all_products_of_a_round_are_its_weights(capsys: pytest.CaptureFixture[s
     layers = {"gated delta": 6, "attention": 2, "gate and": 8, "down": 8, "head": 1}
     counts = [next(count for name, count in layers.items() if each["case"].startswith(name)) for each in kinds]
     assert chain["case"] == f"all {sum(counts)} products of a round"
+    (blocks,) = (each for each in chosen if each["op"] == "dense_block")
+    first, head = (each["bytes"] for each in kinds if each["case"].startswith(("gated delta in", "head")))
+    assert blocks["bytes"] == chain["bytes"] - first - head
     assert chain["bytes"] == sum(count * each["bytes"] for count, each in zip(counts, kinds, strict=True))
 
 
