@@ -23,19 +23,14 @@ from kernels_numba.kv.paged import PagedKv
 _NUMBERS = {NVFP4_FORMAT: kv_encode.NVFP4, FP8: kv_encode.FP8, INT8: kv_encode.INT8}
 
 
-class Order(NamedTuple):
-    """Tables of a quantised layout, uint32; places are elements from the beginning of a head run on."""
+class Part(NamedTuple):
+    """The tables of keys or of values, uint32; places are elements from the beginning of a head run on."""
 
-    key_format: int
-    value_format: int
-    key_places: Any  # [PAGE_TOKENS, E]
-    key_members: Any  # [E, M]
-    key_scale_places: Any  # [PAGE_TOKENS, E]
-    value_places: Any
-    value_members: Any
-    value_scale_places: Any
-    value_pairs: Any  # [PAGE_TOKENS / 2, E], places of elements of twice the size, each of two tokens
-    e4m3: Any  # float32 [128], values of words without a sign
+    number: int
+    places: Any  # [PAGE_TOKENS, E]
+    members: Any  # [E, M]
+    scale_places: Any  # [PAGE_TOKENS, scale elements]
+    pairs: Any  # [PAGE_TOKENS / 2, E], of values: places of elements of twice the size, each of two tokens
 
 
 class QuantisedPages(NamedTuple):
@@ -44,7 +39,9 @@ class QuantisedPages(NamedTuple):
     bytes: Any
     halves: Any
     words: Any
-    order: Order
+    key: Part
+    value: Part
+    e4m3: Any  # float32 [128], values of words without a sign
 
 
 def pages_of(kv: PagedKv) -> Any:
@@ -52,7 +49,7 @@ def pages_of(kv: PagedKv) -> Any:
     if kv.layout.codec.is_plain:
         return stored(kv.plain)
     runs = kv.runs.numpy()
-    return QuantisedPages(runs, runs.view(np.uint16), runs.view(np.uint32), _order(kv.layout))
+    return QuantisedPages(runs, runs.view(np.uint16), runs.view(np.uint32), *_parts(kv.layout), _e4m3())
 
 
 @lru_cache(maxsize=16)
@@ -64,23 +61,33 @@ def key_dims(layout: KvLayout) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _order(layout: KvLayout) -> Order:
+def _parts(layout: KvLayout) -> tuple[Part, Part]:
     order, codec = planes(layout, torch.device("cpu")), layout.codec
     value_codes = order.value_codes
     natural = value_codes.members[:, 0].argsort()
+    key_places = _places(order.key_codes, 0)
     value_places = _places(value_codes, layout.value_codes_offset)[:, natural].copy()
-    return Order(
-        _NUMBERS[codec.key],
-        _NUMBERS[codec.value],
-        _places(order.key_codes, 0),
-        _table(order.key_codes.members),
-        _places(order.key_scales, layout.key_scales_offset),
-        value_places,
-        _table(value_codes.members[natural]),
-        _places(order.value_scales, layout.value_scales_offset),
-        value_places[::2] // 2,
-        torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy(),
+    return (
+        Part(
+            _NUMBERS[codec.key],
+            key_places,
+            _table(order.key_codes.members),
+            _places(order.key_scales, layout.key_scales_offset),
+            key_places[:0],
+        ),
+        Part(
+            _NUMBERS[codec.value],
+            value_places,
+            _table(value_codes.members[natural]),
+            _places(order.value_scales, layout.value_scales_offset),
+            value_places[::2] // 2,
+        ),
     )
+
+
+@lru_cache(maxsize=1)
+def _e4m3() -> Any:
+    return torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 
 
 def _places(plane: Plane, begin_bytes: int) -> Any:
@@ -113,53 +120,21 @@ def _write_vectors(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key: 
 
 @compiled(ORDERED)
 def _write_quantised(kv: Any, page: Any, layer: Any, head: Any, offset: Any, key: Any, value: Any) -> None:
-    order, run, halves = kv.order, kv.bytes[page, layer, head], kv.halves[page, layer, head]
-    rounded, codes = np.empty(key.shape[0], np.float32), np.empty(key.shape[0], np.uint8)
-    _write_part(
-        order.key_format,
-        key,
-        order.key_places[offset],
-        order.key_members,
-        order.key_scale_places[offset],
-        order.e4m3,
-        rounded,
-        codes,
-        run,
-        halves,
-    )
-    _write_part(
-        order.value_format,
-        value,
-        order.value_places[offset],
-        order.value_members,
-        order.value_scale_places[offset],
-        order.e4m3,
-        rounded,
-        codes,
-        run,
-        halves,
-    )
+    run, halves = kv.bytes[page, layer, head], kv.halves[page, layer, head]
+    _write_part(kv.key, offset, key, kv.e4m3, run, halves)
+    _write_part(kv.value, offset, value, kv.e4m3, run, halves)
 
 
 @compiled(ORDERED)
-def _write_part(
-    number: Any,
-    x: Any,
-    places: Any,
-    members: Any,
-    scale_places: Any,
-    e4m3: Any,
-    rounded: Any,
-    codes: Any,
-    run: Any,
-    halves: Any,
-) -> None:
-    per_element = 2 if number == NVFP4 else 1
+def _write_part(part: Any, offset: Any, x: Any, e4m3: Any, run: Any, halves: Any) -> None:
+    places, scale_places = part.places[offset], part.scale_places[offset]
+    per_element = 2 if part.number == NVFP4 else 1
+    rounded, codes = np.empty(x.shape[0], np.float32), np.empty(x.shape[0], np.uint8)
     scales = np.empty(per_element * scale_places.shape[0], np.uint16)
     kv_encode.round_to_bfloat16(x, rounded)
-    kv_encode.quantise(number, rounded, codes, scales, e4m3)
-    if number == NVFP4:
-        kv_encode.put_codes_of_four(codes, places, members, halves)
+    kv_encode.quantise(part.number, rounded, codes, scales, e4m3)
+    if part.number == NVFP4:
+        kv_encode.put_codes_of_four(codes, places, part.members, halves)
         kv_encode.put_pairs_of_scales(scales, scale_places, halves)
     else:
         kv_encode.put_singles(codes, places, run)
@@ -188,15 +163,14 @@ def _read_page(kv: Any, page: Any, layer: Any, head: Any, scratch: Any) -> Any: 
 
 @compiled(ORDERED)
 def _decode_page(kv: Any, page: Any, layer: Any, head: Any, scratch: Any) -> None:
-    order, halves = kv.order, kv.halves[page, layer, head]
-    keys, values = scratch[0], scratch[1]
-    places, scale_places = order.key_places, order.key_scale_places
-    if order.key_format == NVFP4:
-        kv_decode.nvfp4_keys(halves, places, scale_places, order.e4m3, keys)
+    key, value, halves = kv.key, kv.value, kv.halves[page, layer, head]
+    if key.number == NVFP4:
+        kv_decode.nvfp4_keys(halves, key.places, key.scale_places, kv.e4m3, scratch[0])
     else:
-        kv_decode.byte_keys(order.key_format, kv.bytes[page, layer, head], halves, places, scale_places, keys)
-    pairs, scale_places = order.value_pairs, order.value_scale_places
-    if order.value_format == NVFP4:
-        kv_decode.nvfp4_values(halves, kv.words[page, layer, head], pairs, scale_places, order.e4m3, values)
+        codes = kv.bytes[page, layer, head]
+        kv_decode.byte_keys(key.number, codes, halves, key.places, key.scale_places, scratch[0])
+    if value.number == NVFP4:
+        words = kv.words[page, layer, head]
+        kv_decode.nvfp4_values(halves, words, value.pairs, value.scale_places, kv.e4m3, scratch[1])
     else:
-        kv_decode.byte_values(order.value_format, halves, pairs, scale_places, values)
+        kv_decode.byte_values(value.number, halves, value.pairs, value.scale_places, scratch[1])
