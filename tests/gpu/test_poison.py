@@ -41,6 +41,17 @@ TRIALS: dict[str, Make] = {
         f"attention_prefill {codec}": partial(poison.attention_prefill, codec=codec, rows=150, context=400)
         for codec in CODECS
     },
+    **{
+        f"dense_block {kind} x {rows}": partial(poison.dense_block, kind=kind, rows=rows)
+        for kind in ("nvfp4", "q8")
+        for rows in (2, 4, 8, 16, 40)
+    },
+    **{
+        f"gated_delta_round x {lanes} of {rows}, {accepted} accepted": partial(
+            poison.gated_delta_round, lanes=lanes, rows=rows, accepted=accepted
+        )
+        for lanes, rows, accepted in ((2, 2, 1), (3, 4, 0), (6, 8, 8), (2, 16, 5))
+    },
     **{f"gated_delta_decode x {lanes}": partial(poison.gated_delta_decode, lanes=lanes) for lanes in (2, 6)},
 }
 ALONE: dict[str, Make] = {

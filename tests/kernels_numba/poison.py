@@ -16,7 +16,15 @@ from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
 from kernels_numba.matrices import Matrix
 from kernels_numba.ops import OpTable
-from kernels_numba.shapes import AttentionNorms, AttentionShape, GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import (
+    AttentionNorms,
+    AttentionShape,
+    DenseBlockWeights,
+    GatedDeltaPending,
+    GatedDeltaShape,
+    GatedDeltaWeights,
+    PackedLinear,
+)
 from tests.kernels_numba.inputs import AttentionCase, GatedDeltaCase, Random, converted
 from tests.kernels_numba.weights import RandomMatrices
 
@@ -134,6 +142,50 @@ def gated_delta_decode(place: Place, lanes: int) -> Trial:
         return out, conv[slots], recurrent[slots]
 
     return Trial(place.moved(case.projected), run)
+
+
+def gated_delta_round(place: Place, lanes: int, rows: int, accepted: int) -> Trial:
+    """The rows of a first round stay pending, and so many of them enter the states with the next."""
+    first, case = (
+        GatedDeltaCase.random(GATED_DELTA, lanes * rows, seed=1),
+        GatedDeltaCase.random(GATED_DELTA, lanes * rows),
+    )
+    slots = torch.tensor([4, 0, 5, 2, 1, 3][:lanes], device=place.device)
+    weights: GatedDeltaWeights = place.weights(case.weights)
+    shape = GATED_DELTA
+    sizes = {
+        "keys": (shape.key_heads, shape.key_dim),
+        "deltas": (shape.value_heads, shape.value_dim),
+        "log_decays": (shape.value_heads,),
+    }
+
+    def run(x: Tensor) -> Sequence[Tensor]:
+        conv, recurrent = place.moved(case.conv), case.recurrent.float().to(place.device)
+        pending = GatedDeltaPending(
+            inputs=conv.new_zeros(6, 2, 16, shape.conv_channels),
+            **{name: torch.zeros(6, 2, 16, *size, device=place.device) for name, size in sizes.items()},
+        )
+        for counts, projected in ((0, place.moved(first.projected)), (accepted, x)):
+            kept = torch.full((lanes,), counts, device=place.device)
+            out = place.ops.gated_delta_round(projected, weights, conv, recurrent, pending, 1, slots, kept, GATED_DELTA)
+        left = (pending.inputs, pending.keys, pending.deltas, pending.log_decays)
+        return out, conv[slots], recurrent[slots], *(each[slots, 1, :rows] for each in left)
+
+    return Trial(place.moved(case.projected), run, rows)
+
+
+def dense_block(place: Place, kind: str, rows: int) -> Trial:
+    random, matrices = Random(0), RandomMatrices()
+
+    def packed(rows: int, columns: int) -> PackedLinear:
+        return place.ops.pack_linear(_on(place.device, matrices.by_name(kind)(rows, columns)))
+
+    norms = (1 + 0.2 * random.normal(2, WIDTH)).float().to(place.device)
+    weights = DenseBlockWeights(
+        packed(WIDTH, 768), norms[0], packed(1536, WIDTH), packed(WIDTH, 768), norms[1], packed(640, WIDTH), 1e-6
+    )
+    residual = place.moved(random.normal(rows, WIDTH))
+    return Trial(place.moved(random.normal(rows, 768)), lambda x: place.ops.dense_block(residual, x, weights))
 
 
 def gated_delta_prefill(place: Place, rows: int) -> Trial:

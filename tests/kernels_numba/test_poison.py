@@ -17,7 +17,7 @@ from tests.kernels_numba.poison import Place, Trial
 
 Make = Callable[[Place], Trial]
 
-CODECS = ("fp32", "bf16")
+CODECS = ("fp32", "bf16", "nvfp4")
 TRIALS: dict[str, Make] = {
     **{
         f"linear {kind} x {rows}": partial(poison.linear, kind=kind, rows=rows)
@@ -37,6 +37,8 @@ TRIALS: dict[str, Make] = {
         for rows, spoiled in ((1, "query"), (1, "gate"), (4, "query"))
     },
     "attention_prefill": partial(poison.attention_prefill, codec="bf16", rows=20, context=150),
+    "dense_block": partial(poison.dense_block, kind="nvfp4", rows=3),
+    "gated_delta_round": partial(poison.gated_delta_round, lanes=3, rows=4, accepted=2),
     "gated_delta_decode": partial(poison.gated_delta_decode, lanes=3),
 }
 ALONE: dict[str, Make] = {"gated_delta_prefill": partial(poison.gated_delta_prefill, rows=70)}
