@@ -84,13 +84,14 @@ def prefill(codec: str, shape: AttentionShape, rows: int, context: int, ceiling:
     query, projected = _rows(shape, rows)
     flop = 4 * shape.heads * shape.head_dim * rows * (2 * context - rows + 1) / 2
     ours = eager(lambda: prefill_ops.attention_prefill(query, projected, kv, 1, pages, context, shape))
-    parts = prefill_ops.stretches(context - rows, has_plans=True)
-    lengths = [end - begin for begin, end in zip([0, *parts], [*parts, context], strict=True)]
-    workspace = query.new_empty(2 * shape.kv_heads * max(lengths) * shape.head_dim)
+    whole, stretch = context - rows, prefill_ops.STRETCH_TOKENS
+    begins = range(0, whole - whole % stretch + 1, stretch)
+    workspace = query.new_empty(2 * shape.kv_width * min(context, stretch + rows))
 
     def expand() -> None:
-        for begin, length in zip([0, *parts], lengths, strict=True):
-            prefill_ops._expanded(kv, 1, pages, begin, length, shape, workspace)
+        for begin in begins:
+            end = context if begin == begins[-1] else begin + stretch
+            prefill_ops._expanded(kv, 1, pages, begin, end - begin, shape, workspace)
 
     line = f"{codec:5} {rows:5} at {context:6}: {1e3 * ours:8.3f} ms {flop / ours / 1e12:4.0f} TFLOP/s"
     line += f" {flop / ours / ceiling:4.0%} of products, expansion {1e6 * eager(expand):6.1f} us"

@@ -1,7 +1,7 @@
 """Keys and values of a stretch of a context, out of the paged cache, as rows in bfloat16: what libraries attend over.
 
 Grid: (pages that the stretch touches, kv heads). A warp takes the tokens of one block of 16. Output: keys, then values,
-each ``[kv heads][count][head dim]``; tokens in front of ``begin`` and from ``begin + count`` on are not read into it.
+each ``[count][kv heads][head dim]``; tokens in front of ``begin`` and from ``begin + count`` on are not read into it.
 
 Values are exact in bfloat16 (plain, ``nvfp4``) or rounded once (8-bit codes times a float16 scale). The order of a head
 run is that of ``kernels_numba.kv.order``: values lie there as the matrix instructions of decoding want them, two tokens
@@ -36,8 +36,8 @@ def source(*arguments: Any) -> str:
         page = i32((begin >> 6) + i32(P.cta_x())); head = i32(P.cta_y())
         run = kv + i64(P.ldg_i(pages + i64(page) * 4)) * page_bytes + i64(head) * {run_bytes}
         first = i32(page * {PAGE_TOKENS} + warp * {BLOCK} - begin)
-        keys = out + (i64(head) * count + first) * {ROW_BYTES}
-        rows = keys + i64(i32(P.ncta_y())) * count * {ROW_BYTES}
+        stride = i64(i32(P.ncta_y())) * {ROW_BYTES}
+        keys = out + first * stride + i64(head) * {ROW_BYTES}; rows = keys + count * stride
     """)
     for j in range(2):
         w(f"kept{j} = first + g + {8 * j} >= 0 and first + g + {8 * j} < count")
@@ -62,7 +62,7 @@ def _nvfp4_keys(w: Source, scales: int) -> None:
             w(f"k{j}_{part} = P.ldg_stream4(run + warp * 2048 + {part * 1024 + j * 512} + lane * 16)")
         w(f"z{j} = P.ldg_stream4(run + {scales} + (warp * {BLOCK} + {8 * j} + g) * 16)")
     for j in range(2):
-        w(f"place = keys + (g + {8 * j}) * {ROW_BYTES} + q * 8")
+        w(f"place = keys + (g + {8 * j}) * stride + q * 8")
         for unit in range(8):
             if unit % 2 == 0:
                 for name, order in (("even", "first"), ("odd", "second")):
@@ -99,7 +99,7 @@ def _key_rows(w: Source, form: str, scales: int, codes: int = 0) -> None:
                 for i in range(4):
                     w(f"y = {_halves(form, f'k{row}[{i // 2}]', i % 2)}; w{i} = {_bf16('y', 'scale')}")
             with w.block(f"if first + {row} >= 0 and first + {row} < count:"):
-                w(f"P.stg4(keys + {row * ROW_BYTES} + lane * 16, {', '.join(words)})")
+                w(f"P.stg4(keys + {row} * stride + lane * 16, {', '.join(words)})")
 
 
 def _nvfp4_values(w: Source, codes: int, scales: int) -> None:
@@ -141,7 +141,7 @@ def _byte_values(w: Source, form: str, codes: int, scales: int) -> None:
 def _store_values(w: Source, s: int, hi: int, words: range) -> None:
     """Dimensions 8 word + 2 q and the next of a slice, of token g or g + 8."""
     with w.block(f"if kept{hi}:"):
-        w(f"place = rows + (g + {8 * hi}) * {ROW_BYTES} + {128 * s} + q * 4")
+        w(f"place = rows + (g + {8 * hi}) * stride + {128 * s} + q * 4")
         for word in words:
             w(f"P.stg1(place + {16 * word}, w{word})")
 

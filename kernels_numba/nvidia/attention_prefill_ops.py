@@ -5,7 +5,7 @@ over it, and another kernel merges the stretches by their log-sum-exps (as in Fl
 applies the gate. What the new tokens see of each other comes out of the cache as well, in the last stretch.
 
 cuDNN's attention, where the device has it for this size of head, is twice as fast as FlashAttention-2. It makes a plan
-per shape, which takes 40 ms, so it only gets blocks of two sizes, padded to them, and stretches of a few lengths; the
+per shape, which takes 40 ms, so it only gets blocks of three sizes, padded to them, and stretches of a few lengths; the
 rest is FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,9 +38,11 @@ from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops import attention
 
 STRETCH_TOKENS = 32768
-"""The longest that is brought out at once: 128 MiB of 4 kv heads."""
+"""The longest stretch; a little more is brought out at once: 128 MiB of 4 kv heads."""
+SHORTEST_TOKENS = 1024
+"""The shortest stretch for cuDNN."""
 BLOCK_ROWS = 2048
-"""Queries that are taken over the context at once, and the shortest stretch that cuDNN gets."""
+"""Queries that are taken over the context at once."""
 TILE_ROWS = 128
 """Queries that one multiprocessor has at once in cuDNN."""
 PADDED_ROWS = 256
@@ -86,14 +89,13 @@ def attention_prefill(
 def blocks(tokens: int, wave: int) -> list[tuple[int, int, int]]:
     """Rows of each block, from and to, and how many they are padded to, 0 for none.
 
-    Blocks have BLOCK_ROWS, the last of them ``wave`` if two such are enough.
+    Blocks have BLOCK_ROWS; the last is padded to that, or to one or two of ``wave``, if it is not too short for it.
     """
-    found, begin = [], 0
-    while begin < tokens:
-        size = BLOCK_ROWS if tokens - begin > 2 * wave else wave
-        end = min(begin + size, tokens)
-        found.append((begin, end, size if end - begin >= PADDED_ROWS else 0))
-        begin = end
+    found = []
+    for begin in range(0, tokens, BLOCK_ROWS):
+        rows = min(tokens - begin, BLOCK_ROWS)
+        padded = next((size for size in (wave, 2 * wave) if rows <= size), BLOCK_ROWS)
+        found.append((begin, begin + rows, padded if rows >= PADDED_ROWS else 0))
     return found
 
 
@@ -106,11 +108,11 @@ def wave_rows(device: torch.device, shape: AttentionShape) -> int:
 def stretches(past: int, has_plans: bool) -> list[int]:
     """Ends of the stretches of ``past`` tokens that a block of queries sees whole; what is left goes with its own.
 
-    For plans, whole ones and then powers of two of it down to BLOCK_ROWS.
+    For plans, whole ones, then halves of it down to SHORTEST_TOKENS.
     """
     ends = [0]
     size = STRETCH_TOKENS
-    while size >= (BLOCK_ROWS if has_plans else STRETCH_TOKENS):
+    while size >= (SHORTEST_TOKENS if has_plans else STRETCH_TOKENS):
         ends += range(ends[-1] + size, past + 1, size)
         size //= 2
     return ends[1:]
@@ -129,25 +131,27 @@ def _attend(
 ) -> None:
     """A block of queries, the last of ``seen`` tokens; ``padded_rows`` is 0 where cuDNN gets nothing."""
     rows = query.shape[0]
-    ends = stretches(seen - rows, padded_rows > 0)
+    past, ends = seen - rows, [*stretches(seen - rows, padded_rows > 0), seen]
     heads, padded = query.transpose(0, 1)[None], query
-    if ends and padded_rows > rows:
+    if len(ends) > 1 and padded_rows > rows:
         padded = torch.cat([query, query.new_zeros(padded_rows - rows, *query.shape[1:])])
-    lengths = [end - begin for begin, end in zip([0, *ends], [*ends, seen], strict=True)]
-    size = 2 * shape.kv_heads * max(lengths) * shape.head_dim
+    brought = 0
+    size = 2 * min(seen, STRETCH_TOKENS + rows) * shape.kv_width
     workspace = torch.empty(size, dtype=query.dtype, device=query.device)
     parts: list[tuple[Tensor, Tensor]] = []
-    for begin, length in zip([0, *ends], lengths, strict=True):
-        is_last = begin + length == seen
-        key, value = _expanded(kv, layer, pages, begin, length, shape, workspace)
-        if is_last or not padded_rows:
-            parts.append(_flash(heads, key, value, is_last, shape.softmax_scale))
+    for begin, end in pairwise([0, *ends]):
+        if begin == brought:  # at a multiple of STRETCH_TOKENS: all up to the next, or to the end
+            first, brought = begin, begin + STRETCH_TOKENS if begin + STRETCH_TOKENS <= past else seen
+            rows_of = _expanded(kv, layer, pages, first, brought - first, shape, workspace)
+        key, value = (part[:, :, begin - first : end - first] for part in rows_of)
+        if end == seen or not padded_rows:
+            parts.append(_flash(heads, key, value, end == seen, shape.softmax_scale))
         else:
             part, lse = _cudnn(padded.transpose(0, 1)[None], key, value, shape.softmax_scale)
             parts.append((part, lse[:, :rows].contiguous()))
-        if is_last:
+        if end == seen:
             _merge(parts, projected[:, shape.gate_columns], out, rows, shape)
-        elif len(parts) == MERGED - 1:
+        elif len(parts) == MERGED:
             merged = torch.empty(query.shape, dtype=query.dtype, device=query.device)
             parts = [_merge(parts, None, merged, rows, shape)]
 
@@ -155,7 +159,10 @@ def _attend(
 def _expanded(
     kv: PagedKv, layer: int, pages: Tensor, begin: int, count: int, shape: AttentionShape, workspace: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values ``[1, KV, count, D]`` of the positions from ``begin`` on, in ``workspace``."""
+    """Keys and values ``[1, KV, count, D]`` of the positions from ``begin`` on, in ``workspace``.
+
+    All heads of a token lie side by side, so that the strides of a plan are the same for any count.
+    """
     layout, touched = kv.layout, (begin + count - 1) // PAGE_TOKENS - begin // PAGE_TOKENS + 1
     device_of(workspace.device).kernel(expand_name(layout.codec.name))(
         (touched, shape.kv_heads, 1),
@@ -167,8 +174,7 @@ def _expanded(
         layout.page_bytes,
         programmatic=True,
     )
-    size = shape.kv_heads * count * shape.head_dim
-    both = workspace[: 2 * size].view(2, 1, shape.kv_heads, count, shape.head_dim)
+    both = workspace[: 2 * count * shape.kv_width].view(2, 1, count, shape.kv_heads, shape.head_dim).transpose(2, 3)
     return both[0], both[1]
 
 
@@ -245,7 +251,7 @@ def _check(device: torch.device) -> None:
         assert_close(f"attention_prefill, {codec}", out, expected, ROUNDING)
     if not cudnn_serves(device, shape):
         return
-    rows, context, pages = PADDED_ROWS + 3, BLOCK_ROWS + PADDED_ROWS + 50, torch.arange(37).int()
+    rows, context, pages = PADDED_ROWS + 3, SHORTEST_TOKENS + PADDED_ROWS + 50, torch.arange(21).int()
     query, projected = normal(rows, shape.heads, shape.head_dim), normal(rows, shape.projected_width)
     kv = cache("nvfp4", pages)
     arguments = projected.to(device), PagedKv(kv.pages.to(device), kv.layout), 1, pages.to(device)

@@ -121,7 +121,10 @@ def test_the_bytes_are_those_of_the_plain_encoder(device: torch.device, codec: s
     values[rows // 2, 0, ::50] = torch.nan
     values[rows // 3, 1, 3:200:60] = -torch.inf
     values[rows // 4, 2] = 0
-    norms = AttentionNorms(torch.ones(256, device=device), normal(3, 256).float(), 0.0)
+    weight = torch.randn(256, generator=torch.Generator().manual_seed(3))
+    if rows == 8:  # they cancel in half of the dimensions, and leave what the order of additions rounded
+        weight[[0, 128]] = 2.0**20
+    norms = AttentionNorms(torch.ones(256, device=device), weight.to(device), 0.0)
     flat = torch.ones(rows, 32, device=device), torch.zeros(rows, 32, device=device)
     slots = torch.randperm(kv.pages.shape[0] * PAGE_TOKENS, generator=torch.Generator().manual_seed(4))[:rows]
     expected = PagedKv(kv.pages.cpu(), kv.layout)

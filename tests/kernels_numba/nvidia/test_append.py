@@ -84,11 +84,11 @@ ROTATING = AttentionShape(heads=2, kv_heads=2, head_dim=256, rotary_dim=64)
 
 
 def exact_rows(tokens: int, numbers: Random) -> tuple[Tensor, AttentionNorms]:
-    """Projections whose keys are of magnitude one, and norms that make them any bfloat16 numbers without rounding."""
+    """Projections whose keys are of magnitude one, and norms that make them any numbers, to be rounded once."""
     projected = numbers.normal(tokens, ROTATING.projected_width).bfloat16()
     keys = projected[:, 2 * ROTATING.query_width :][:, : ROTATING.kv_width]
     keys.copy_(torch.where(keys < 0, -1, 1))
-    weight = numbers.normal(ROTATING.head_dim).bfloat16().float()
+    weight = numbers.normal(ROTATING.head_dim).float()
     return projected, AttentionNorms(torch.ones(ROTATING.head_dim), weight, 0.0)
 
 
@@ -99,9 +99,14 @@ def rotated(x: Tensor) -> Tensor:
     return x.double() @ signs / 16
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_the_bytes_are_those_of_the_plain_encoder(codec: str) -> None:
-    """And no others change: zeros, tiny groups, large ones, values that are no numbers; pages in any order."""
+@pytest.mark.parametrize(
+    ("codec", "cancels"), [*((codec, False) for codec in CODECS), ("nvfp4", True)], ids=[*CODECS, "nvfp4, cancelling"]
+)
+def test_the_bytes_are_those_of_the_plain_encoder(codec: str, cancels: bool) -> None:
+    """And no others change: zeros, tiny groups, large ones, values that are no numbers; pages in any order.
+
+    ``cancels``: two numbers of a key cancel in half of its dimensions and leave what the order of additions rounded.
+    """
     numbers = Random(5)
     tokens = 9
     projected, norms = exact_rows(tokens, numbers)
@@ -117,6 +122,8 @@ def test_the_bytes_are_those_of_the_plain_encoder(codec: str) -> None:
     )
     values[7, :, 16:32] = 0.00586
     norms.key[:] *= 2.0 ** torch.arange(-16, 0)[:, None].repeat(1, 16).view(-1)
+    if cancels:
+        norms.key[[0, 128]] = 2.0**20
     keys[8, 0, 3] = torch.nan
     kv = PagedKv.zeros(KvLayout(KV_CODECS[codec], 2, 2, 256), 4)
     kv.pages.fill_(0xA5)
