@@ -6,14 +6,15 @@ applies the gate. What the new tokens see of each other comes out of the cache a
 
 cuDNN's attention, where the device has it for this size of head, is twice as fast as FlashAttention-2. It makes a plan
 per shape, which takes 40 ms, so it only gets blocks of three sizes, padded to them, and stretches of a few lengths; the
-rest is FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block.
+rest is FlashAttention's. Memory: a stretch of keys and values, MERGED outputs of a block. A few rows go the way of
+decoding, which reads the cache as it is.
 """
 
 from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from kernels_numba.kv.access import store
 from kernels_numba.kv.codec import KV_CODECS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
+from kernels_numba.nvidia.attention_decode_ops import MOST_ROWS, attention_decode
 from kernels_numba.nvidia.attention_kernels import (
     EXPANDED,
     KERNELS,
@@ -37,6 +39,7 @@ from kernels_numba.nvidia.self_test import OpGroup, assert_close
 from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops import attention
 
+DECODED_ROWS = MOST_ROWS
 STRETCH_TOKENS = 32768
 """The longest stretch; a little more is brought out at once: 128 MiB of 4 kv heads."""
 SHORTEST_TOKENS = 1024
@@ -78,6 +81,9 @@ def attention_prefill(
     ):
         return attention.attention_prefill(query, projected, kv, layer, pages, context_length, shape)
     tokens = query.shape[0]
+    if 0 < tokens <= DECODED_ROWS:
+        length = torch.full((1,), context_length, dtype=torch.int64, device=query.device)
+        return attention_decode(query, projected, kv, layer, pages[None], length, shape)
     out = torch.empty((tokens, shape.query_width), dtype=query.dtype, device=query.device)
     has_plans = tokens >= PADDED_ROWS and cudnn_serves(query.device, shape)
     for begin, end, padded in blocks(tokens, wave_rows(query.device, shape) if has_plans else BLOCK_ROWS):
@@ -241,10 +247,10 @@ def _check(device: torch.device) -> None:
         store(kv, 1, slots, new[0], new[1])
         return kv
 
-    tokens, context, pages = 11, 331, torch.tensor([8, 2, 5, 1, 7, 4]).int()
-    query, projected = normal(tokens, shape.heads, shape.head_dim), normal(tokens, shape.projected_width)
-    for codec in EXPANDED:
+    context, pages = 331, torch.tensor([8, 2, 5, 1, 7, 4]).int()
+    for codec, tokens in product(EXPANDED, (5, DECODED_ROWS + 3)):
         kv = cache(codec, pages)
+        query, projected = normal(tokens, shape.heads, shape.head_dim), normal(tokens, shape.projected_width)
         there = PagedKv(kv.pages.to(device), kv.layout)
         out = attention_prefill(query.to(device), projected.to(device), there, 1, pages.to(device), context, shape)
         expected = reference.attention_prefill(query.double(), projected.double(), kv, 1, pages, context, shape)

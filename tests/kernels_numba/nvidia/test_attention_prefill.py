@@ -85,6 +85,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         "_merge": merge_tracked,
         "_expanded": expanded,
         "cudnn_serves": lambda *_: True,
+        "DECODED_ROWS": 0,
         "STRETCH_TOKENS": 128,
         "SHORTEST_TOKENS": 32,
         "BLOCK_ROWS": 32,
@@ -169,3 +170,25 @@ def test_one_large_score_takes_all(library: Library) -> None:
         found = prefill_ops.attention_prefill(query, projected, kv, LAYER, pages, context, shape)
         expected = reference.attention_prefill(query.double(), projected.double(), kv, LAYER, pages, context, shape)
         assert distance(found, expected) < ROUNDING
+
+
+@pytest.mark.parametrize(("tokens", "decodes"), [(0, False), (1, True), (16, True), (17, False)])
+def test_a_few_rows_go_the_way_of_decoding(monkeypatch: pytest.MonkeyPatch, tokens: int, decodes: bool) -> None:
+    shape, asked = AttentionShape(1, 1, 256, 64), []
+
+    def decode(query: Tensor, *arguments: Tensor) -> Tensor:
+        asked.append(arguments)
+        return query.flatten(1)
+
+    monkeypatch.setattr(prefill_ops, "attention_decode", decode)
+    monkeypatch.setattr(prefill_ops, "_attend", lambda *_: None)
+    kv = PagedKv.zeros(KvLayout(KV_CODECS["bf16"], 1, 1, 256), 3)
+    query, projected = torch.zeros(tokens, 1, 256).bfloat16(), torch.zeros(tokens, shape.projected_width).bfloat16()
+    pages = torch.tensor([2, 1]).int()
+    out = prefill_ops.attention_prefill(query, projected, kv, 0, pages, 100, shape)
+    assert out.shape == (tokens, 256)
+    assert bool(asked) is decodes
+    if decodes:
+        _, _, _, table, lengths, _ = asked[0]
+        assert table.tolist() == [[2, 1]]
+        assert lengths.tolist() == [100]
