@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequences
 
 import numpy as np
+import torch
 
 from ninferd.engine.scheduler import PrefillChunk
 from ninferd.engine.sequence import Sequence
@@ -38,24 +39,34 @@ class BatchBuilder:
         """Load the last sampled token of every sequence, for ``decode``."""
         self.load_rows(sequences, np.array([[sequence.last_token] for sequence in sequences]))
 
+    def load_following(self, sequences: Sequences[Sequence]) -> None:
+        """As ``load_decode``, while the round that makes the tokens still runs: it will have fed them."""
+        self._load(sequences, 1, None, None)
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        """The tokens int64 [S] of a round, for one that follows; reads and writes device memory only."""
+        self._inputs.feed(tokens)
+
     def load_rows(self, sequences: Sequences[Sequence], tokens: Ints, accepted: Ints | None = None) -> None:
         """Load ``tokens`` [S, T] that follow what each sequence has processed, for ``decode``.
 
         With T > 1, ``accepted`` [S] is how many of the rows that a round of several left pending count.
         """
+        self._load(sequences, tokens.shape[1], tokens.reshape(-1), accepted)
+
+    def _load(self, sequences: Sequences[Sequence], rows: int, token_ids: Ints | None, accepted: Ints | None) -> None:
         lanes = [sequence.held for sequence in sequences]
-        rows = tokens.shape[1]
         for lane, sequence in zip(lanes, sequences, strict=True):
             lane.space.ensure_mapped(sequence.processed + rows)
         first = np.array([sequence.processed for sequence in sequences])
         more = {} if accepted is None else {"accepted": accepted}
         self._inputs.load(
-            token_ids=tokens.reshape(-1),
+            token_ids=token_ids,
             positions=(first[:, None] + np.arange(rows)).reshape(-1),
             rows=np.array([lane.row for lane in lanes]),
             state_slots=np.array([lane.slot.index for lane in lanes]),
             contexts=first + rows,
-            logit_rows=np.arange(tokens.size),
+            logit_rows=np.arange(rows * len(lanes)),
             **more,
         )
 

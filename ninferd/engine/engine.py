@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import torch
 
@@ -43,6 +43,8 @@ from ninferd.models.batch import MAX_ROWS, Batch, Caches
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_WAITING: Final = 4096  # far above any configured queue; bounds what a faulty caller can pile up
 
 
@@ -67,6 +69,14 @@ class _Counters:
     generated_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class _Following:
+    """A decode round whose inputs lie on the device, but for the tokens that the one before feeds it."""
+
+    sequences: tuple[Sequence, ...]
+    shape: RoundShape
+
+
 class Engine:
     """Continuous batching over one model and its caches."""
 
@@ -89,6 +99,7 @@ class Engine:
         self._batches = BatchBuilder(kv, max(min(prefill_chunk, info.max_context), MAX_ROWS * info.max_concurrency))
         self._sampler = Sampler(info.max_concurrency, info.vocab_size, kv.tensor.device)
         self._rounds = DecodeRounds(self._decode_round, graphs)
+        self._following: _Following | None = None
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._cancelled: list[Sequence] = []
@@ -125,8 +136,11 @@ class Engine:
         self._cancelled.extend(self._sequences.values())
 
     @torch.inference_mode()
-    def step(self) -> list[RequestEvent]:
-        """One boundary and at most one unit of work. EngineBroken when only a new process can help."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[RequestEvent]:
+        """One boundary and at most one unit of work. EngineBroken when only a new process can help.
+
+        ``meanwhile`` is called once: while the device works, where the host then has nothing to do, else at once.
+        """
         now_s = self._clock()
         for sequence in self._cancelled:
             if self._sequences.get(sequence.request_id) is sequence:
@@ -137,9 +151,11 @@ class Engine:
             self._fail(sequence, "queue_timeout", f"the request waited {waited_s:.1f} s without being admitted")
         self._admit(now_s)
         unit = self._scheduler.next_unit()
-        if unit is not None:
+        if unit is None:
+            meanwhile()
+        else:
             self._counters.steps += 1
-            self._run(unit)
+            self._run(unit, meanwhile)
         return self.drain_events()
 
     def drain_events(self) -> list[RequestEvent]:
@@ -212,21 +228,39 @@ class Engine:
         self._counters.prompt_tokens += len(sequence.prompt)
         self._events.append(RequestAdmitted(sequence.request_id, cached_tokens=0, queue_ms=sequence.queue_ms))
 
-    def _run(self, unit: PrefillChunk | DecodeRound) -> None:
+    def _run(self, unit: PrefillChunk | DecodeRound, meanwhile: Callable[[], None]) -> None:
         """Run one unit. If it raises, its sequences fail: their caches may be half written, so they cannot retry."""
+        members = (unit.sequence,) if isinstance(unit, PrefillChunk) else unit.sequences
+        if isinstance(unit, PrefillChunk):
+            meanwhile()
+            self._attempt(members, lambda: self._prefill(unit))
+            return
+        shape = self._attempt(members, lambda: self._load(members))
+        if shape is None:
+            meanwhile()
+            return
+        overlaps = self._rounds.replays(shape)
+        if not overlaps:
+            meanwhile()
+        ranked = self._attempt(members, lambda: self._decode(members, shape))
+        if overlaps:
+            meanwhile()
+        if ranked is not None:
+            self._attempt(members, lambda: self._conclude(ranked, members, overlaps))
+
+    def _attempt(self, members: tuple[Sequence, ...], part: Callable[[], T]) -> T | None:
+        """A part of a unit; None if it raised, and then ``members`` have failed."""
         try:
-            if isinstance(unit, PrefillChunk):
-                self._prefill(unit)
-            else:
-                self._decode(unit)
+            return part()
         except Exception as error:
-            members = (unit.sequence,) if isinstance(unit, PrefillChunk) else unit.sequences
             logger.exception("step failed, ending %d request(s)", len(members))
             self._recover(error, members)
+            return None
 
     def _prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
         generates = sequence.entitlement.output_tokens > 0
+        self._following = None
         batch = self._batches.prefill(chunk, want_logits=chunk.is_last and generates)
         logits = self._model.forward(batch, self._caches)
         sequence.processed = chunk.end
@@ -241,22 +275,41 @@ class Engine:
             sequence.first_token_s = sequence.last_token_s = self._clock()
             self._finish(sequence, "length")
 
-    def _decode(self, unit: DecodeRound) -> None:
-        self._batches.load_decode(unit.sequences)
-        draws = self._sampler.prepare([sequence.held.row for sequence in unit.sequences])
-        ranked = self._rounds(RoundShape(len(unit.sequences), draws))
-        for sequence in unit.sequences:
+    def _load(self, sequences: tuple[Sequence, ...]) -> RoundShape:
+        """The inputs of their round, unless they lie there since the last one."""
+        following, self._following = self._following, None
+        if following is not None and following.sequences == sequences:
+            return following.shape
+        self._batches.load_decode(sequences)
+        return RoundShape(len(sequences), self._sampler.prepare([sequence.held.row for sequence in sequences]))
+
+    def _decode(self, sequences: tuple[Sequence, ...], shape: RoundShape) -> Ranked:
+        ranked = self._rounds(shape)
+        for sequence in sequences:
             sequence.processed += 1
-        self._sample(ranked, unit.sequences)
+        return ranked
+
+    def _conclude(self, ranked: Ranked, sequences: tuple[Sequence, ...], overlaps: bool) -> None:
+        """While the device works, load the round after this one, should all its sequences go on; then sample."""
+        if overlaps and all(each.generated + 1 < each.entitlement.output_tokens for each in sequences):
+            self._batches.load_following(sequences)
+            draws = self._sampler.prepare([each.held.row for each in sequences], ahead=1)
+            self._following = _Following(sequences, RoundShape(len(sequences), draws))
+        self._sample(ranked, sequences)
 
     def _decode_round(self, shape: RoundShape) -> Ranked:
         """The round that was loaded. A function of device memory alone: it may be captured, and then is not called."""
         logits = self._model.forward(self._batches.decode(shape.lanes, shape.rows), self._caches)
-        return self._sampler.rank(logits, draws=shape.draws)
+        ranked = self._sampler.rank(logits, draws=shape.draws)
+        if shape.rows == 1:
+            self._batches.feed(ranked.answer[0])
+        return ranked
 
     def _sample(self, ranked: Ranked, sequences: tuple[Sequence, ...]) -> None:
         """Choose, commit and emit one token per sequence."""
         sampled = self._sampler.sample(ranked, [sequence.held.row for sequence in sequences])
+        if not sampled.as_ranked:
+            self._following = None  # it was fed with others
         now_s = self._clock()
         chosen = zip(sequences, sampled.tokens, sampled.usable, sampled.logprobs, strict=True)
         for sequence, token, usable, logprobs in chosen:

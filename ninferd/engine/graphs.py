@@ -91,6 +91,10 @@ class DecodeRounds(Generic[K, T]):
         """Shapes that have a graph, as they came."""
         return tuple(self._captured)
 
+    def replays(self, shape: K) -> bool:
+        """Whether a round of this shape is but a replay, which leaves the host free while the device works."""
+        return shape in self._captured
+
     @property
     def held_bytes(self) -> int:
         """Device memory of all graphs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ninferd.engine.engine import Engine
@@ -29,13 +29,15 @@ Emit = Callable[[Iterable[EngineEvent]], None]
 class EngineLoop:
     """Owns the engine; everything that touches it happens inside ``run``.
 
-    A heartbeat is sent between steps, at least every 0.5 s as long as single steps are shorter than that.
+    A heartbeat is sent between steps, at least every 0.5 s as long as single steps are shorter than that. The events of
+    a step are sent while the device works on the next one, or at once where it does not.
     """
 
     def __init__(self, engine: Engine, commands: queue.SimpleQueue[Command], emit: Emit) -> None:
         self._engine = engine
         self._commands = commands
         self._emit = emit
+        self._held: Sequence[EngineEvent] = ()
         self._next_heartbeat_s = time.monotonic()
 
     def run(self) -> None:
@@ -43,14 +45,22 @@ class EngineLoop:
         while self._take_commands():
             if self._engine.has_work:
                 try:
-                    self._emit(self._engine.step())
+                    self._held = self._engine.step(self._send)
                 except Exception:
+                    self._send()
                     self._emit(self._engine.drain_events())
                     raise
+            if not self._engine.has_work:
+                self._send()
             self._beat()
         self._engine.cancel_all()
         while self._engine.has_work:
-            self._emit(self._engine.step())
+            self._held = self._engine.step(self._send)
+        self._send()
+
+    def _send(self) -> None:
+        held, self._held = self._held, ()
+        self._emit(held)
 
     def _take_commands(self) -> bool:
         """Apply what has arrived, waiting for it while there is no work; False after Shutdown."""

@@ -23,6 +23,7 @@ class Sampled:
     tokens: list[int]
     usable: list[bool]
     logprobs: list[TokenLogprobs | None]
+    as_ranked: bool  # the tokens are those of the ranked answer
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,16 @@ class Sampler:
         """The lane's request has ended."""
         del self._lanes[row]
 
-    def prepare(self, rows: Sequence[int]) -> bool:
+    def prepare(self, rows: Sequence[int], ahead: int = 0) -> bool:
         """Whether the next tokens of these lanes can be drawn by ``rank``, whose inputs are then sent.
 
-        They cannot if none has a temperature, nor if any has a penalty, which needs its own counts.
+        They cannot if none has a temperature, nor if any has a penalty, which needs its own counts. ``ahead``: of how
+        many rounds the tokens are still to be sampled before.
         """
         lanes = [self._lanes[row] for row in rows]
         if any(lane.penalised for lane in lanes) or all(lane.params.temperature == 0.0 for lane in lanes):
             return False
-        self._inputs.load([lane.params for lane in lanes], _uniforms(lanes))
+        self._inputs.load([lane.params for lane in lanes], _uniforms(lanes, ahead))
         return True
 
     def rank(self, logits: torch.Tensor, *, draws: bool = False) -> Ranked:
@@ -103,19 +105,19 @@ class Sampler:
     def sample(self, ranked: Ranked, rows: Sequence[int]) -> Sampled:
         """One token per row; ``rows`` are the lanes they belong to."""
         lanes = [self._lanes[row] for row in rows]
-        answer = ranked.answer
+        answer, as_ranked = ranked.answer, True
         if any(lane.penalised or (lane.params.temperature > 0.0 and not ranked.drawn) for lane in lanes):
             penalised = self._penalise(ranked.logits, rows, lanes)
             tokens = answer[0] if penalised is ranked.logits else penalised.argmax(dim=-1)
             tokens = self._redraw(penalised, tokens, lanes)
             self._count(tokens, rows, lanes)
-            answer = torch.stack((tokens, answer[1], torch.ones_like(tokens)))
+            answer, as_ranked = torch.stack((tokens, answer[1], torch.ones_like(tokens))), False
         chosen, usable, certain = answer.tolist()  # the one wait for the device, in most rounds
         if not all(certain):
-            chosen = self._redraw(ranked.logits, answer[0], lanes).tolist()
+            chosen, as_ranked = self._redraw(ranked.logits, answer[0], lanes).tolist(), False
         for lane in lanes:
             lane.drawn += 1
-        return Sampled(chosen, list(map(bool, usable)), _logprobs(ranked.logits, chosen, lanes))
+        return Sampled(chosen, list(map(bool, usable)), _logprobs(ranked.logits, chosen, lanes), as_ranked)
 
     def _penalise(self, logits: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> torch.Tensor:
         """Logits with the penalties of the lanes that have any; the argument is left as it is."""
@@ -171,9 +173,9 @@ class Sampler:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
-def _uniforms(lanes: list[_LaneSampling]) -> npt.NDArray[np.float64]:
-    """The random number of each lane's next token."""
-    seeds, drawn = [lane.seed for lane in lanes], [lane.drawn for lane in lanes]
+def _uniforms(lanes: list[_LaneSampling], ahead: int = 0) -> npt.NDArray[np.float64]:
+    """The random number of each lane's next token, or of one ``ahead`` of it."""
+    seeds, drawn = [lane.seed for lane in lanes], [lane.drawn + ahead for lane in lanes]
     return uniforms(np.array(seeds, np.uint64), np.array(drawn, np.uint64))
 
 

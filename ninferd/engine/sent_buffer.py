@@ -27,8 +27,8 @@ class SentBuffer:
             self._copied.synchronize()
         return self._numbers[:count]
 
-    def send(self, count: int) -> None:
-        """Copy the first ``count`` numbers; they must not change until the next ``host``."""
+    def send(self, count: int, begin: int = 0) -> None:
+        """Copy the first ``count`` numbers, from ``begin`` on; they must not change until the next ``host``."""
         if self._copied is not None:
-            self.device[:count].copy_(self._host[:count], non_blocking=True)
+            self.device[begin:count].copy_(self._host[begin:count], non_blocking=True)
             self._copied.record()

@@ -38,7 +38,7 @@ class StepInputs:
 
     def load(
         self,
-        token_ids: Ints,
+        token_ids: Ints | None,
         positions: Ints,
         rows: Ints,
         state_slots: Ints,
@@ -49,12 +49,18 @@ class StepInputs:
         """Fill and send. ``rows`` [S] are the sequences' page table rows; ``positions`` [N] those of the tokens.
 
         Every sequence brings as many tokens, at positions of its row. ``accepted`` [S] is that of rounds of several.
+        Token ids that are None stay as they are on the device, see ``feed``.
         """
         slots = self._kv.slot_mapping(rows[:, None], positions.reshape(len(rows), -1)).reshape(-1)
-        parts = (token_ids, slots, positions, positions, positions, rows, state_slots, contexts, logit_rows, accepted)
-        used = sum(len(part) for part in parts)
-        np.concatenate(parts, out=self._buffer.host(used))
-        self._buffer.send(used)
+        parts = (slots, positions, positions, positions, rows, state_slots, contexts, logit_rows, accepted)
+        begin = 0 if token_ids is not None else len(positions)
+        used = len(positions) + sum(map(len, parts))
+        np.concatenate(parts if token_ids is None else (token_ids, *parts), out=self._buffer.host(used)[begin:])
+        self._buffer.send(used, begin)
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        """Make ``tokens`` int64 [S] the first token ids, without the host."""
+        self._buffer.device[: len(tokens)].copy_(tokens)
 
     def prefill(self, length: int, context: int, *, want_logits: bool) -> Batch:
         """What was loaded, as ``length`` tokens of one sequence; its last row is a logit row or there is none."""

@@ -14,6 +14,7 @@ import torch
 from kernels_numba.ops import OpTable
 from ninferd.engine.engine import Engine
 from ninferd.engine.graphs import Captured, CaptureError, DecodeRounds
+from ninferd.engine.messages import SamplingParams
 from ninferd.models import Qwen3_5Text, text_config
 from ninferd.models.qwen3_5.load import load_text
 from ninferd.weights.opening import open_model
@@ -131,7 +132,7 @@ def model_of(directory: Path, ops: OpTable) -> Qwen3_5Text:
 
 def engine_of(model: Qwen3_5Text, *, recorded: bool) -> tuple[Engine, RecordedGraphs]:
     kv, state = make_caches(model, 4, 24, 320, "fp32")
-    graphs = RecordedGraphs((kv.tensor, state.conv, state.recurrent))
+    graphs = RecordedGraphs()
     return make_engine(model, kv, state, graphs if recorded else None), graphs
 
 
@@ -208,3 +209,39 @@ def test_the_probe_captures_one_lane(checkpoint: Path) -> None:
     engine, graphs = engine_of(model_of(checkpoint, CAPTURABLE_OPS), recorded=True)
     engine.probe()
     assert (engine.stats().graphs, graphs.replays) == (("1 lane",), 1)
+
+
+def test_replayed_rounds_leave_time_and_prepare_the_next(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two lanes, one ends early: rounds after the captured one of a set of lanes are loaded while it runs."""
+    engine, graphs = engine_of(model_of(checkpoint, CAPTURABLE_OPS), recorded=True)
+    engine.submit(request("a", 9, 12, GREEDY))
+    engine.submit(request("b", 9, 7, GREEDY))
+    log: list[str] = []
+    whole = engine._batches.load_decode
+
+    def load(sequences: Any) -> None:
+        log.append("load")
+        whole(sequences)
+
+    monkeypatch.setattr(engine._batches, "load_decode", load)
+    steps: list[tuple[str, ...]] = []
+    while engine.has_work:
+        log.clear()
+        before = graphs.replays
+        engine.step(lambda: log.append("late" if graphs.replays > before else "early"))  # noqa: B023
+        steps.append(tuple(log))
+    chunk, eager, replayed, following = ("early",), ("load", "early"), ("load", "late"), ("late",)
+    both = [eager, eager, replayed, following, following, following]  # observed, captured, and from then on replayed
+    assert steps == [chunk, eager, chunk, *both, eager, replayed, following, following]
+
+
+def test_a_token_that_the_host_chooses_reaches_the_next_round(checkpoint: Path) -> None:
+    """A penalty changes what the device drew; rounds are replayed all the same."""
+    model = model_of(checkpoint, CAPTURABLE_OPS)
+    wanted = SamplingParams(seed=6, temperature=0.0, frequency_penalty=1.5, repetition_penalty=1.3)
+    arrivals = [(0, request("penalised", 20, 40, wanted))]
+    expected = answers(engine_of(model, recorded=False)[0], arrivals)
+    assert expected != answers(engine_of(model, recorded=False)[0], [(0, request("penalised", 20, 40, GREEDY))])
+    engine, graphs = engine_of(model, recorded=True)
+    assert answers(engine, arrivals) == expected
+    assert graphs.replays > 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -326,7 +327,9 @@ def test_drawing_before_the_host_looks_changes_nothing(spread: float) -> None:
         assert prepared.prepare(lanes)
         ranked = prepared.rank(logits, draws=True)
         certain.append(bool(ranked.answer[2].all()))
-        assert prepared.sample(ranked, lanes) == directed.sample(directed.rank(logits), lanes)
+        found = prepared.sample(ranked, lanes)
+        assert found.as_ranked == certain[-1]
+        assert replace(found, as_ranked=False) == directed.sample(directed.rank(logits), lanes)
     assert any(certain) == (spread == 8.0)
 
 
@@ -339,3 +342,15 @@ def test_what_cannot_be_prepared() -> None:
     sampler = _sampler(params, 5)
     prepared = [sampler.prepare(rows) for rows in ([0], [1], [0, 1], [2], [1, 2], [0, 2])]
     assert prepared == [False, True, True, False, False, False]
+
+
+def test_draws_ahead_are_those_of_the_round_after() -> None:
+    params = [SamplingParams(seed=1), SamplingParams(seed=2, temperature=0.5, top_k=3)]
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0))
+    early, late = _sampler(params, 50), _sampler(params, 50)
+    early.prepare([0, 1])
+    for each in logits:
+        ranked = early.rank(each, draws=True)
+        early.prepare([0, 1], ahead=1)
+        late.prepare([0, 1])
+        assert early.sample(ranked, [0, 1]) == late.sample(late.rank(each, draws=True), [0, 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,12 +33,11 @@ _HOST_DECISIONS = {
 class RecordedGraphs:
     """Captured calls are lists of torch operations, run again on the very same tensors and with the very same numbers.
 
-    As with a CUDA graph, whatever Python code decided is fixed by the capture, and nothing runs during it: ``caches``
-    are put back, everything else is poisoned.
+    As with a CUDA graph, whatever Python code decided is fixed by the capture, and nothing runs during it: what was
+    written is put back, what was made is poisoned.
     """
 
-    def __init__(self, caches: Iterable[Tensor]) -> None:
-        self._caches = tuple(caches)
+    def __init__(self) -> None:
         self.held_bytes = 0
         self.replays = 0
 
@@ -48,13 +47,12 @@ class RecordedGraphs:
         return result, recording.obstacle
 
     def capture(self, call: Callable[[], T]) -> Captured[T]:
-        before = [cache.clone() for cache in self._caches]
-        with _Recording() as recording:
+        with _Recording(keeps=True) as recording:
             result = call()
+        for written, content in reversed(recording.before):
+            written.copy_(content)
         if recording.obstacle is not None:
             raise CaptureError(recording.obstacle)
-        for cache, content in zip(self._caches, before, strict=True):
-            cache.copy_(content)
         for made in recording.made:
             made.fill_(torch.nan if made.is_floating_point() else 1)
             self.held_bytes += made.nbytes
@@ -70,8 +68,10 @@ class RecordedGraphs:
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.before: list[tuple[Tensor, Tensor]] = []  # what was written to, and what it was
+        self._keeps = keeps
         self.obstacle: str | None = None
         self.made: list[Tensor] = []  # results that are no views of what there was
         self._calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
@@ -80,6 +80,10 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in _HOST_DECISIONS and self.obstacle is None:
             self.obstacle = f"{func} {_HOST_DECISIONS[func]}"
+        if self._keeps and func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.is_write:
+                    self.before.append((value, value.clone()))
         result = func(*args, **kwargs)
         results = _tensors(result)
         given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
