@@ -9,7 +9,7 @@ from ninferd.memory.logical_pages import NOWHERE
 from ninferd.memory.reclaim import Demand, ReclaimPlan, plan_reclaim
 from ninferd.memory.snapshots import SHARED, Snapshot
 from ninferd.memory.stores import Stores
-from ninferd.memory.worth import density, exclusive
+from ninferd.memory.worth import density
 
 
 def plan_with_growth(stores: Stores, demand: Demand) -> ReclaimPlan | None:
@@ -28,7 +28,9 @@ def plan_with_growth(stores: Stores, demand: Demand) -> ReclaimPlan | None:
     if fit == "blocked":  # asked for nevertheless: the refusal records why something must be lost
         growth.host_kv_blocked_max_bytes = max(growth.host_kv_blocked_max_bytes, wished * stores.slabs.slab_bytes)
     growth.host_kv_pregrow_attempts += 1
-    grown = stores.slabs.grow_for(wished) or (plan.grow_to > stores.slabs.free and stores.slabs.grow_for(plan.grow_to))
+    grown = stores.slabs.grow_for(wished)
+    if not grown and stores.slabs.free < plan.grow_to < wished:  # with what is evicted, less will do
+        grown = stores.slabs.grow_for(plan.grow_to)
     growth.host_kv_pregrows += grown
     growth.host_kv_grows += grown
     growth.host_kv_pregrow_refusals += not grown
@@ -63,14 +65,18 @@ def carry_out(stores: Stores, plan: ReclaimPlan, after: AfterLanding | None = No
 
 
 def evict(stores: Stores, snapshot: Snapshot) -> None:
-    """Forget a snapshot and all that only it needed."""
+    """Lose a snapshot to pressure: what stays unused ages against its value."""
+    stores.values.evicted(density(stores, snapshot))
+    stores.counters.host_evictions += 1
+    forget(stores, snapshot)
+
+
+def forget(stores: Stores, snapshot: Snapshot) -> None:
+    """Remove a snapshot and all that only it needed."""
     pressure = stores.counters.pressure
-    dense = density(stores, snapshot)
     stores.tree.detach(snapshot)
     stores.images.release(snapshot.image)
-    stores.values.evicted(dense)
     pressure.checkpoints_dropped += 1
-    stores.counters.host_evictions += 1
     if snapshot.lineage == SHARED:
         pressure.shared_owners_evicted += 1
         return
@@ -85,7 +91,7 @@ def evict(stores: Stores, snapshot: Snapshot) -> None:
 
 def _slabs_of(stores: Stores, snapshot: Snapshot) -> tuple[int, int]:
     """(slabs that a copy of a snapshot to the host would still need, slabs that it has there)."""
-    handles = np.concatenate((snapshot.tail_page, *(segment.pages for segment in exclusive(snapshot))))
+    handles = np.concatenate((snapshot.tail_page, snapshot.anchored.path_pages()))
     on_host = int((stores.pages.host[stores.pages.ids(handles)] != NOWHERE).sum())
     per_image, image_on_host = stores.images.slabs_per_image, snapshot.image.slabs is not None
     needs = len(handles) - on_host + per_image * (not image_on_host)

@@ -39,6 +39,12 @@ class StateGeometry:
     value_heads: int
     key_head_dim: int
     value_head_dim: int
+    pending_rows: int = 0  # that a round may leave undecided
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of query and of key, which are channels of the conv beside the value's."""
+        return (self.conv_channels - self.value_heads * self.value_head_dim) // (2 * self.key_head_dim)
 
     @property
     def conv_shape(self) -> tuple[int, int, int]:
@@ -52,7 +58,14 @@ class StateGeometry:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one sequence's state."""
+        """Bytes of one sequence's state and pending rows."""
+        update = self.key_heads * self.key_head_dim + self.value_heads * (self.value_head_dim + 1)
+        row = self.conv_channels * self.conv_element_bytes + update * FLOAT32_BYTES
+        return self.image_bytes + self.gdn_layers * self.pending_rows * row
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one sequence's state when nothing is pending."""
         conv = self.gdn_layers * self.conv_channels * self.conv_history * self.conv_element_bytes
         recurrent = self.gdn_layers * self.value_heads * self.key_head_dim * self.value_head_dim * FLOAT32_BYTES
         return conv + recurrent

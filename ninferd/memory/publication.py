@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.copies import Landed
-from ninferd.memory.eviction import carry_out, evict, plan_with_growth
+from ninferd.memory.eviction import carry_out, evict, forget, plan_with_growth
 from ninferd.memory.flights import start_capture, start_spill
 from ninferd.memory.logical_pages import NO_HANDLES, NOWHERE, Handles
 from ninferd.memory.pages import PageReservation
@@ -16,6 +18,8 @@ from ninferd.memory.state_images import StateImage
 from ninferd.memory.stores import Stores
 from ninferd.memory.tenant import Tenant
 from ninferd.memory.worth import density
+
+MAX_SUPERSEDED: Final = 8  # points of one conversation that a deeper one made unlikely to be asked for
 
 
 def capture(stores: Stores, tenant: Tenant, kind: SnapshotKind) -> Snapshot | None:
@@ -186,3 +190,24 @@ def _supersede(stores: Stores, older: Snapshot | None, newer: Snapshot) -> None:
     if not older.superseded and older.frontier < newer.frontier:
         older.superseded = True
         stores.counters.superseded += 1
+        _thin(stores, newer)
+
+
+def _thin(stores: Stores, newest: Snapshot) -> None:
+    """Keep few superseded points of a conversation, ever sparser toward its beginning, for clients that rewind.
+
+    Each costs an image, and a segment to walk in every match; of neighbours that are close for their distance from
+    the end, one is enough.
+    """
+    old = [
+        snapshot
+        for segment in newest.anchored.path()
+        for snapshot in segment.snapshots
+        if snapshot.superseded and snapshot.lineage == newest.lineage and not snapshot.pins
+    ]
+    if len(old) <= MAX_SUPERSEDED:
+        return
+    old.sort(key=lambda snapshot: snapshot.frontier)
+    around = [0, *(snapshot.frontier for snapshot in old), newest.frontier]
+    gaps = [(around[i + 2] - around[i]) / (newest.frontier - around[i + 1]) for i in range(len(old))]
+    forget(stores, old[gaps.index(min(gaps))])

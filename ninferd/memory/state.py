@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels_numba.shapes import GatedDeltaPending
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.geometry import StateGeometry
 
@@ -18,14 +19,30 @@ class StateSlot:
     generation: int
 
 
+def _pending(geometry: StateGeometry, slots: int, device: torch.device, conv_dtype: torch.dtype) -> GatedDeltaPending:
+    rows = slots, geometry.gdn_layers, geometry.pending_rows
+    key = geometry.key_heads, geometry.key_head_dim
+    value = geometry.value_heads, geometry.value_head_dim
+    return GatedDeltaPending(
+        inputs=torch.zeros((*rows, geometry.conv_channels), dtype=conv_dtype, device=device),
+        keys=torch.zeros((*rows, *key), dtype=torch.float32, device=device),
+        deltas=torch.zeros((*rows, *value), dtype=torch.float32, device=device),
+        log_decays=torch.zeros((*rows, geometry.value_heads), dtype=torch.float32, device=device),
+    )
+
+
 class StateCache:
-    """``slots`` interchangeable state images on the device, each free or held by one sequence."""
+    """``slots`` interchangeable state images on the device, each free or held by one sequence.
+
+    Rows of a round that are not decided yet lie beside them, if the geometry has any; of a slot just acquired none are.
+    """
 
     def __init__(self, geometry: StateGeometry, slots: int, device: torch.device, conv_dtype: torch.dtype) -> None:
         if conv_dtype.itemsize != geometry.conv_element_bytes:
             raise ValueError(f"geometry counts {geometry.conv_element_bytes} bytes per element, not {conv_dtype}")
         self.conv = torch.zeros((slots, *geometry.conv_shape), dtype=conv_dtype, device=device)
         self.recurrent = torch.zeros((slots, *geometry.recurrent_shape), dtype=torch.float32, device=device)
+        self.pending = _pending(geometry, slots, device, conv_dtype) if geometry.pending_rows else None
         self._free = list(range(slots - 1, -1, -1))
         self._generations = [0] * slots
         self._held = [False] * slots

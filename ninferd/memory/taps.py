@@ -101,8 +101,8 @@ def _exact_taps(
     ]
     kept: list[tuple[int, int, SnapshotKind]] = []
     for position, priority, kind in sorted(possible):
-        explicit = priority == 0
-        previous = kept[-1][0] if kept else (base - PAGE_TOKENS if explicit else base)
+        wanted = priority <= 1  # markers and the turn boundary may follow the base closely
+        previous = kept[-1][0] if kept else (base - PAGE_TOKENS if wanted else base)
         if position - previous >= PAGE_TOKENS:
             kept.append((position, priority, kind))
     kept.sort(key=lambda each: (each[1], each[0]))

@@ -68,6 +68,7 @@ class HashEngine:
         host_chunk_slabs: int = 16,
         sizes: BundleSizes = SIZES,
         digest: BlockDigest = hash,
+        check_every: int = 1,
     ) -> None:
         self.host = FakeHost()
         self.pinned = FakePinned()
@@ -91,6 +92,7 @@ class HashEngine:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self._last_decoded = False
+        self._check_every, self._steps = check_every, 0
 
     def submit(self, ids: list[int] | Tokens, outputs: int, session: str = "", **options: object) -> Job:
         tokens = ids if isinstance(ids, Tokens) else Tokens.of_text(ids)
@@ -105,7 +107,7 @@ class HashEngine:
         assert job.ended
         return job
 
-    def drain(self, steps: int = 100_000) -> None:
+    def drain(self, steps: int = 5000) -> None:
         """Step until nothing waits, runs or flies."""
         for _ in range(steps):
             if not (self.waiting or self.running or self.device.flying):
@@ -118,7 +120,9 @@ class HashEngine:
             self._settle(tenant)
         self._admit()
         self._unit()
-        self.memory.check()
+        self._steps += 1
+        if self._steps % self._check_every == 0:
+            self.memory.check()
 
     def cancel(self, job: Job) -> None:
         job.ended = True

@@ -28,8 +28,8 @@ def inputs(tokens: Tokens) -> Words:
     """What the model is fed per position: the token, or the medium behind its placeholder."""
     fed = tokens.ids.astype(np.uint64) + np.uint64(1)
     for item in tokens.media:
-        mark = np.uint64(int.from_bytes(item.digest[:4].ljust(4, b"\0"), "little") + 1)
-        fed[item.start : item.end] += mark * _C
+        mark = int.from_bytes(item.digest[:4].ljust(4, b"\0"), "little") + 1
+        fed[item.start : item.end] += np.uint64(mark * int(_C) & _MASK)
     return fed
 
 

@@ -80,10 +80,11 @@ def test_meaningful_taps_closer_than_a_page_collapse_to_the_earliest() -> None:
     )
 
 
-def test_just_behind_the_base_only_a_client_marker_is_honoured() -> None:
-    assert plan_taps(_prompt(500), PromptOutline(opener=163), 100, RULES) == ()
-    assert _positions(plan_taps(_prompt(500), PromptOutline(opener=164), 100, RULES)) == [164]
+def test_just_behind_the_base_only_markers_and_the_turn_boundary_are_honoured() -> None:
+    assert plan_taps(_prompt(500), PromptOutline(system_end=163), 100, RULES) == ()
+    assert _positions(plan_taps(_prompt(500), PromptOutline(system_end=164), 100, RULES)) == [164]
     assert _positions(plan_taps(_prompt(500), PromptOutline(client_markers=(101,)), 100, RULES)) == [101]
+    assert _positions(plan_taps(_prompt(500), PromptOutline(opener=101), 100, RULES)) == [101]
 
 
 def test_a_junction_with_another_conversation_is_tapped() -> None:
