@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from kernels_numba.kv.paged import PagedKv
+from kernels_numba.shapes import GatedDeltaPending
 
 MAX_ROWS: Final = 16
 """Most rows that a sequence brings to a decode round: the last token and drafts behind it."""
@@ -57,11 +58,13 @@ class Caches:
     A page holds 64 positions of every attention layer as one contiguous run, so that memory can move it
     without looking inside.
 
-    A round of several rows per sequence leaves its rows pending: they enter the recurrent state with the next round,
-    which says how many were ``accepted``. A round of one row is final at once.
+    A round whose batch says what was ``accepted`` leaves its own rows pending, one row too: they enter the recurrent
+    states with the next such round, which says how many were accepted of them. Until then the states of these slots lag
+    behind; ``gated_delta_commit`` of the op table catches up, after which any other batch may follow, with nothing
+    pending. Without ``accepted`` a round has one row, which is final at once.
     """
 
     kv: PagedKv
     conv: torch.Tensor  # [slots, GDN layers, conv channels, kernel - 1], the last conv inputs, oldest first
     recurrent: torch.Tensor  # float32 [slots, GDN layers, value heads, key head dim, value head dim]
-    pending: torch.Tensor | None = None  # [slots, GDN layers, MAX_ROWS, conv input | b | a], as they were projected
+    pending: GatedDeltaPending | None = None  # rows of the last round of every slot

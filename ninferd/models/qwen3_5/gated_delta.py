@@ -26,22 +26,27 @@ def gated_delta(
     ops: OpTable,
     shape: GatedDeltaShape,
     layer: GatedDeltaLayer,
-    hidden: torch.Tensor,
+    projected: torch.Tensor,
     groups: SequenceGroups,
     caches: Caches,
 ) -> torch.Tensor:
-    """Mix ``hidden [N, hidden]`` into each sequence's conv and recurrent state and read it back."""
-    projected = ops.linear(hidden, layer.in_proj)
+    """Mix what ``in_proj`` yields into each sequence's conv and recurrent state and read it back, for ``out_proj``."""
     weights, index = layer.weights, layer.state_layer
     conv, recurrent = caches.conv, caches.recurrent
 
     def decode(group: DecodeGroup) -> torch.Tensor:
         rows = group.select(projected)
-        return ops.gated_delta_decode(rows, weights, conv, recurrent, index, group.state_slots, shape)
+        if group.accepted is None:
+            if group.rows_per_sequence > 1:
+                raise ValueError("rows that may be rejected need to know what was accepted of those before")
+            return ops.gated_delta_decode(rows, weights, conv, recurrent, index, group.state_slots, shape)
+        if caches.pending is None:
+            raise ValueError("rows that may be rejected need caches with room for pending rows")
+        states = conv, recurrent, caches.pending
+        return ops.gated_delta_round(rows, weights, *states, index, group.state_slots, group.accepted, shape)
 
     def prefill(span: PrefillSpan) -> torch.Tensor:
         rows = projected[span.rows]
         return ops.gated_delta_prefill(rows, weights, conv, recurrent, index, span.state_slot, shape)
 
-    mixed = groups.apply(projected, shape.value_width, decode, prefill)
-    return ops.linear(mixed, layer.out_proj)
+    return groups.apply(projected, shape.value_width, decode, prefill)
