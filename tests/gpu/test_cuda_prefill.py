@@ -120,11 +120,11 @@ def test_nothing_waits(device: torch.device, tokens: int) -> None:
 
 
 def test_memory_is_bounded(device: torch.device) -> None:
-    """However long the context is, less than 320 MiB beside the output."""
+    """However long the context is: less than 352 MiB, the output included."""
     rows = Rows("nvfp4", LARGE, 2048, 262141)
     rows.by(prefill_ops.attention_prefill)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     rows.by(prefill_ops.attention_prefill)
-    assert torch.cuda.max_memory_allocated() - before < 320 << 20
+    assert torch.cuda.max_memory_allocated() - before < 352 << 20
