@@ -24,7 +24,6 @@ from kernels_numba.nvidia import linear
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear import Activations, StreamSegment, decoded_product, stream_product
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS
-from kernels_numba.nvidia.linear_plan import Limits, slices_of, warps_of
 from kernels_numba.nvidia.stream_read import CHUNK_BYTES
 
 SHAPES = {
@@ -109,11 +108,8 @@ def read_ceiling(device: Device) -> float:
 
 
 def segment(
-    device: Device, kind: str, rows: int, columns: int, stream: Tensor, slices: int | None = None
+    device: Device, kind: str, rows: int, columns: int, stream: Tensor, slices: int = 1
 ) -> StreamSegment:
-    limits = Limits(device.multiprocessors, device.shared_bytes_per_block, warps_of(device.arch))
-    slices = slices or slices_of(FORMATS[kind], rows, columns, limits)
-    assert slices is not None
     return StreamSegment(
         stream=stream,
         factors=torch.rand(rows, device="cuda"),
@@ -129,7 +125,7 @@ def stream_bytes(kind: str, rows: int, columns: int) -> int:
     return rows // TILE_ROWS * (columns // STEP_COLUMNS) * FORMATS[kind].step_bytes
 
 
-def copies(device: Device, kind: str, shape: tuple[int, int], slices: int | None = None) -> list[StreamSegment]:
+def copies(device: Device, kind: str, shape: tuple[int, int], slices: int = 1) -> list[StreamSegment]:
     size = stream_bytes(kind, *shape)
     count = max(2, -(-CACHE_BYTES // size))
     return [segment(device, kind, *shape, random_bytes(size), slices) for _ in range(count)]
@@ -160,7 +156,7 @@ def print_shape(
             f"M={width} {us:.1f} us (plain {plain:.1f}) {rate:.0f} GB/s {100 * rate / ceiling:.0f} % "
             f"{cublas / us:.1f}x bf16"
         )
-    print(f"{kind} {name} {shape[0]} x {shape[1]}, {segments[0].slices} slices: " + "; ".join(figures), flush=True)
+    print(f"{kind} {name} {shape[0]} x {shape[1]}, " + "; ".join(figures), flush=True)
 
 
 def print_slices(

@@ -168,8 +168,9 @@ class GatedDeltaRound(Protocol):
         """``gated_delta_prefill`` of T rows of each sequence, of which nothing is decided yet: ``[S * T, HV * DV]``.
 
         ``projected [S * T, shape.projected_width]``, row t of sequence s in s * T + t; T at most ``pending.rows`` and
-        16. First the oldest ``accepted[s]`` (int64 [S]) of the rows that are pending for slot ``slots[s]`` go into its states,
-        and the others are forgotten; then T rows follow on those states, which they leave alone, and become pending.
+        16. First the oldest ``accepted[s]`` (int64 [S]) of the rows that are pending for slot ``slots[s]`` go into its
+        states, and the others are forgotten; then T rows follow on those states, which they leave alone, and become
+        pending.
         So a round of rows that is rejected costs nothing, and the states are read and written once a round.
         """
 

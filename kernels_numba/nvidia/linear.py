@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS, StreamFormat
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS, FUSED_COLUMNS, gemv_name
 from kernels_numba.nvidia.linear_packing import packed_stream, stream_format
-from kernels_numba.nvidia.linear_plan import Limits, columns_for, shared_bytes, slices_of, warps_of
+from kernels_numba.nvidia.linear_plan import Limits, pass_of, shared_bytes, slices_of, warps_of
 from kernels_numba.shapes import PackedLinear, PackedSegment
 from kernels_numba.torch_ops import linear as torch_linear
 
@@ -46,7 +47,7 @@ class StreamSegment:
     runs: tuple[Any, ...]  # of each matrix of the stack, row-major: ((first row, end, factor), ...), or () for many
     format_name: str
     columns: int
-    slices: int
+    slices: int  # that lie one behind the other; tiles do in one slice, which a product may cut as it likes
 
     @property
     def rows(self) -> int:
@@ -78,16 +79,17 @@ def pack_linear(*matrices: Matrix) -> PackedLinear:
 
 def _packed(matrix: Matrix, alone: bool) -> PackedSegment:
     weights = stream_format(matrix)
-    if weights is None or (isinstance(matrix, DenseMatrix) and (alone or matrix.rows > FEW_PLAIN_ROWS)):
+    plain = isinstance(matrix, DenseMatrix) and not matrix.stack  # experts stream, see moe_products
+    if weights is None or (plain and (alone or matrix.rows > FEW_PLAIN_ROWS)):
         return matrix
-    limits = _limits(device_of(matrix.device))
-    slices = slices_of(weights, matrix.rows, matrix.columns, limits)
-    if slices is None:
+    limits = limits_of(device_of(matrix.device))
+    if slices_of(weights, matrix.rows, matrix.columns, limits) is None:
         return matrix
-    return stream_segment(matrix, weights, slices, limits.multiprocessors)
+    return stream_segment(matrix, weights, 1, limits.multiprocessors)
 
 
-def _limits(device: Device) -> Limits:
+def limits_of(device: Device) -> Limits:
+    """What decides how products are cut."""
     return Limits(device.multiprocessors, device.shared_bytes_per_block, warps_of(device.arch))
 
 
@@ -167,29 +169,29 @@ def stream_product(activations: Activations, segment: StreamSegment, out: Tensor
     """``out[:] = x @ weights.T`` of a few rows; ``out [rows, N]`` has contiguous columns."""
     x = activations.x
     device, weights = device_of(x.device), FORMATS[segment.format_name]
-    limits, slice_columns = _limits(device), segment.columns // segment.slices
-    most = columns_for(weights, x.shape[0], slice_columns, limits)
+    cut = partial(pass_of, weights, segment.rows, segment.columns, limits_of(device), packed_slices=segment.slices)
+    most, _ = cut(x.shape[0])
     for begin in range(0, x.shape[0], most):
         end = min(x.shape[0], begin + most)
-        columns = columns_for(weights, end - begin, slice_columns, limits)
+        columns, slices = cut(end - begin)
         if columns in FUSED_COLUMNS:
             rows = scales = x[begin:end]
         else:
             rows, scales = activations.converted(device, begin, end, columns)
-        _stream_pass(device, columns, rows, scales, segment, out[begin:end])
+        _stream_pass(device, columns, slices, rows, scales, segment, out[begin:end])
 
 
 def _stream_pass(
-    device: Device, columns: int, rows: Tensor, scales: Tensor, segment: StreamSegment, out: Tensor
+    device: Device, columns: int, slices: int, rows: Tensor, scales: Tensor, segment: StreamSegment, out: Tensor
 ) -> None:
     weights = FORMATS[segment.format_name]
-    tiles = segment.rows // TILE_ROWS
+    tiles, steps = segment.rows // TILE_ROWS, segment.columns // slices // STEP_COLUMNS
     partials = segment.factors  # not touched
-    if segment.slices > 1:
-        partials = torch.empty(segment.slices * columns * segment.rows, device=out.device)
+    if slices > 1:
+        partials = torch.empty(slices * columns * segment.rows, device=out.device)
     warps = warps_of(device.arch)
     device.kernel(gemv_name(weights.name, columns, warps))(
-        (min(device.multiprocessors // segment.slices, tiles), segment.slices, 1),
+        (min(device.multiprocessors // slices, tiles), slices, 1),
         segment.stream.data_ptr(),
         rows.data_ptr(),
         scales.data_ptr(),
@@ -199,9 +201,11 @@ def _stream_pass(
         segment.counters.data_ptr(),
         out.shape[0],
         out.stride(0),
-        segment.columns // segment.slices // STEP_COLUMNS,
+        steps,
         tiles,
-        shared_bytes=shared_bytes(weights, columns, segment.columns // segment.slices, warps),
+        tiles * steps if segment.slices > 1 else steps,
+        steps if segment.slices > 1 else slices * steps,
+        shared_bytes=shared_bytes(weights, columns, segment.columns // slices, warps),
         programmatic=OVERLAPPED,
     )
 

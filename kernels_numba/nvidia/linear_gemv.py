@@ -1,7 +1,8 @@
 """Skinny products: up to 16 rows of activations times a stream of quantised weights (``linear_formats``).
 
 The weights are the A operand of mma.m16n8k16 and the activations its eight columns, so 1 to 8 rows cost the same. A
-matrix is cut into slices along its columns (grid y), each in tiles of 16 rows. A block owns whole tiles of one slice;
+matrix is cut into slices along its columns (grid y), each in tiles of 16 rows; in the stream a tile's slices are
+neighbours, or a slice's tiles. A block owns whole tiles of one slice;
 its warps split their steps evenly, whatever the tile boundaries, and each streams one contiguous range through a ring
 of its own in shared memory. Where a tile is shared, the warp that began it adds what the following warps did, in order.
 With several slices the sums meet in memory, and of the blocks that own the same tiles the last to arrive adds them, in
@@ -25,8 +26,9 @@ from kernels_numba.nvidia.linear_conversion import add_magnitudes, scaled_halves
 from kernels_numba.nvidia.linear_formats import FORMATS, GROUPS, PLACE_BYTES, STEP_COLUMNS, StreamFormat
 from kernels_numba.nvidia.text import Source
 
-PARAMETERS = "weights x x_scales out row_factors partials counters rows stride steps tiles"
-"""``stride``: of a row of ``out``, in values; ``steps``: of a tile in one slice; ``counters``: 0 before and after."""
+PARAMETERS = "weights x x_scales out row_factors partials counters rows stride steps tiles slice_steps tile_steps"
+"""``stride``: of a row of ``out``, in values; ``steps``: of a tile in one slice; ``counters``: 0 before and after;
+``slice_steps`` and ``tile_steps``: from one slice and from one tile to the next in the stream."""
 
 
 def make(format_name: str, columns: int, warps: int, fused: bool) -> Any:
@@ -124,7 +126,9 @@ def _begin(w: Source, v: _Variant) -> None:
         begin = i32(warp * total // {v.warps}); count = i32((warp + 1) * total // {v.warps} - begin)
         tile = i32(P.u_div(u32(begin), u32(steps))); at = i32(begin - tile * steps)
         row = i32((tile0 + tile) * 16 + g); last_row = i32(tiles * 16 - 16 + g)
-        at_step = weights + (i64(part * tiles + tile0) * steps + begin) * {v.weights.step_bytes} + lane * 16
+        ahead = i32(steps - at); skipped = i32((tile_steps - steps) * {v.weights.step_bytes})
+        at_step = weights + (i64(part) * slice_steps + i64(tile0 + tile) * tile_steps + at) * {v.weights.step_bytes}
+        at_step = at_step + lane * 16
         ring = i32(shared + warp * {v.ring_bytes} + lane * 16)
     """)
     _load_row_factors(w)
@@ -150,7 +154,11 @@ def _copy_step(w: Source, v: _Variant, target: str) -> None:
     if v.weights.scale_bytes:
         with w.block(f"if lane < {v.weights.scale_bytes // 16}:"):
             w(f"P.cp_async16(u32(to + {v.weights.code_bytes}), at_step + {v.weights.code_bytes})")
-    w(f"at_step += {v.weights.step_bytes}")
+    w(f"""
+        at_step += {v.weights.step_bytes}; ahead = i32(ahead - 1)
+        if ahead == 0:
+            at_step += skipped; ahead = i32(steps)
+    """)
 
 
 def _copy_activations(w: Source, v: _Variant) -> None:

@@ -36,7 +36,7 @@ def _gemv(stream: str, columns: int, warps: int) -> KernelSpec:
         module="linear_gemv",
         generator="make",
         arguments=(stream, columns, warps, columns in FUSED_COLUMNS),
-        signature="llllllliiii",
+        signature="l" * 7 + "i" * 6,
         threads=32 * warps,
         min_blocks=2 if two_blocks else 1,
         registers=_TWO_BLOCKS_REGISTERS if two_blocks else _ONE_BLOCK_REGISTERS,

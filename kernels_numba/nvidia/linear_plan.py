@@ -1,16 +1,15 @@
-"""How a product is cut: slices of the columns when it is packed, rows of activations at a time when it runs."""
+"""How a product is cut: slices of the columns, and rows of activations at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernels_numba.nvidia.linear_formats import PLACE_BYTES, STEP_COLUMNS, TILE_ROWS, StreamFormat
 from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, SMALL_ARCHS, SMALL_WARPS, WARPS
 
 SLICES = (1, 2, 4, 8)
 """1, or a multiple of 2: the last block adds them in pairs."""
-TYPICAL_COLUMNS = GEMV_COLUMNS[0]
-"""Rows of activations that slices are chosen for."""
 READ_BYTES_PER_US = 4.2e6
 ACTIVATION_BYTES_PER_US = 5.5e6
 SLICED_US, EACH_SLICE_US = 1.5, 0.15
@@ -42,24 +41,39 @@ class Limits:
         return shared_bytes(weights, columns, slice_columns, self.warps) <= self.shared_bytes
 
 
-def slices_of(weights: StreamFormat, rows: int, columns: int, limits: Limits) -> int | None:
-    """Slices that should take the least time; None if no cut has room for the fewest rows of activations."""
+@lru_cache(maxsize=4096)
+def slices_of(
+    weights: StreamFormat, rows: int, columns: int, limits: Limits, batch: int = GEMV_COLUMNS[0]
+) -> int | None:
+    """Slices that should take the least time with the kernel for ``batch`` rows; None if no cut has room."""
     steps, tiles = columns // STEP_COLUMNS, rows // TILE_ROWS
     best: tuple[float, int] | None = None
     for slices in SLICES:
         slice_columns = columns // slices
-        if steps % slices or slices > limits.multiprocessors or not limits.fit(weights, TYPICAL_COLUMNS, slice_columns):
+        if steps % slices or slices > limits.multiprocessors or not limits.fit(weights, batch, slice_columns):
             continue
         blocks = min(limits.multiprocessors // slices, tiles)
         busiest_bytes = -(-tiles // blocks) * (steps // slices) * weights.step_bytes
         us = busiest_bytes * limits.multiprocessors / READ_BYTES_PER_US
-        us += blocks * slices * 2 * TYPICAL_COLUMNS * slice_columns / ACTIVATION_BYTES_PER_US
+        us += blocks * slices * 2 * batch * slice_columns / ACTIVATION_BYTES_PER_US
         us += SLICED_US + EACH_SLICE_US * slices if slices > 1 else 0
         best = min(best or (us, slices), (us, slices))
     return best[1] if best else None
 
 
-def columns_for(weights: StreamFormat, rows: int, slice_columns: int, limits: Limits) -> int:
-    """Of the kernels that have room, the smallest for so many rows of activations, or else the largest."""
-    fitting = [n for n in GEMV_COLUMNS if limits.fit(weights, n, slice_columns)]
-    return next((columns for columns in fitting if columns >= rows), fitting[-1])
+def pass_of(
+    weights: StreamFormat, rows: int, columns: int, limits: Limits, batch: int, packed_slices: int = 1
+) -> tuple[int, int]:
+    """Of the kernels that have room, the smallest for ``batch`` rows of activations or else the largest, and slices.
+
+    Those it is packed in, if there are several.
+    """
+    fitting = []
+    for n in GEMV_COLUMNS:
+        if packed_slices > 1:
+            slices = packed_slices if limits.fit(weights, n, columns // packed_slices) else None
+        else:
+            slices = slices_of(weights, rows, columns, limits, n)
+        if slices is not None:
+            fitting.append((n, slices))
+    return next((found for found in fitting if found[0] >= batch), fitting[-1])

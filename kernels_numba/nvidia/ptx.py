@@ -217,6 +217,15 @@ bar_or = asm(
 )
 syncwarp = asm("bar.warp.sync 0xffffffff;", "", "", BARRIER)
 cp_async16 = asm("cp.async.cg.shared.global.L2::256B [$0],[$1],16;", "", "rl", BARRIER)
+# 16 bytes of each lane below a number of lanes, at 0 and at 512, and below another number at 1024
+_COPY = "cp.async.cg.shared.global.L2::256B [$0+{0}],[$1+{0}],16;"
+cp_unit = asm(
+    "{.reg .pred p,q; setp.lt.s32 p,$2,$3; setp.lt.s32 q,$2,$4;"
+    f"@p {_COPY.format(0)} @p {_COPY.format(512)} @q {_COPY.format(1024)}" + "}",
+    "",
+    "rliii",
+    BARRIER,
+)
 cp_commit = asm("cp.async.commit_group;", "", "", BARRIER)
 pdl_wait = asm("griddepcontrol.wait;", "", "", BARRIER)
 pdl_launch = asm("griddepcontrol.launch_dependents;", "", "", BARRIER)
@@ -297,6 +306,7 @@ lg2 = asm("lg2.approx.ftz.f32 $0,$1;", "f", "f")
 rcp = asm("rcp.approx.ftz.f32 $0,$1;", "f", "f")
 rsqrt = asm("rsqrt.approx.ftz.f32 $0,$1;", "f", "f")
 fmaxf = asm("max.f32 $0,$1,$2;", "f", "ff")
+fmax_abs = asm("{.reg .f32 t; abs.f32 t,$2; max.f32 $0,$1,t;}", "f", "ff")
 fminf = asm("min.f32 $0,$1,$2;", "f", "ff")
 fmaf = asm("fma.rn.f32 $0,$1,$2,$3;", "f", "fff")
 # of one rounding each, whatever the compiler may do to floats elsewhere

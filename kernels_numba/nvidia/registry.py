@@ -7,6 +7,7 @@ from kernels_numba.nvidia import (
     attention_decode_kernels,
     attention_kernels,
     gated_delta_kernels,
+    linear_block_kernels,
     linear_fp4_kernels,
     linear_kernels,
     moe_kernels,
@@ -19,6 +20,7 @@ STREAM_READ = KernelSpec("stream_read", "stream_read", "make", (), "lli", thread
 KERNELS: tuple[KernelSpec, ...] = (
     STREAM_READ,
     *linear_kernels.KERNELS,
+    *linear_block_kernels.KERNELS,
     *linear_fp4_kernels.KERNELS,
     *norms_kernels.KERNELS,
     *append_kernels.KERNELS,

@@ -15,6 +15,7 @@ from kernels_numba.nvidia import (
     attention_decode_ops,
     attention_prefill_ops,
     gated_delta_ops,
+    linear_block_ops,
     linear_ops,
     moe_ops,
     norms_ops,
@@ -28,6 +29,7 @@ from kernels_numba.torch_ops.table import TORCH_OPS, torch_ops_because
 GROUPS: tuple[OpGroup, ...] = (
     linear_ops.GROUP,
     norms_ops.GROUP,
+    linear_block_ops.GROUP,
     append_ops.GROUP,
     attention_decode_ops.GROUP,
     attention_prefill_ops.GROUP,

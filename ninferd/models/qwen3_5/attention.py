@@ -34,10 +34,9 @@ class AttentionInputs:
 
 
 def gated_attention(
-    ops: OpTable, shape: AttentionShape, layer: AttentionLayer, hidden: torch.Tensor, inputs: AttentionInputs
+    ops: OpTable, shape: AttentionShape, layer: AttentionLayer, projected: torch.Tensor, inputs: AttentionInputs
 ) -> torch.Tensor:
-    """Mix ``hidden [N, hidden]`` over each sequence's past; appends keys and values to the cache."""
-    projected = ops.linear(hidden, layer.in_proj)
+    """Mix what ``in_proj`` yields over each sequence's past, for ``out_proj``; appends keys and values to the cache."""
     kv, index = inputs.kv, layer.kv_layer
     query = ops.append_kv(projected, layer.norms, inputs.cos, inputs.sin, kv, index, inputs.slot_mapping, shape)
 
@@ -50,5 +49,4 @@ def gated_attention(
         rows = span.rows
         return ops.attention_prefill(query[rows], projected[rows], kv, index, span.pages, span.context_length, shape)
 
-    mixed = inputs.groups.apply(projected, shape.query_width, decode, prefill)
-    return ops.linear(mixed, layer.out_proj)
+    return inputs.groups.apply(projected, shape.query_width, decode, prefill)

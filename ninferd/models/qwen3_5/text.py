@@ -8,13 +8,13 @@ import torch
 
 from kernels_numba.matrices import Matrix
 from kernels_numba.ops import OpTable
-from kernels_numba.shapes import PackedLinear
+from kernels_numba.shapes import DenseBlockWeights, PackedLinear
 from ninferd.models.batch import Batch, Caches
 from ninferd.models.qwen3_5.attention import AttentionInputs, AttentionLayer, gated_attention
 from ninferd.models.qwen3_5.config import TextConfig
 from ninferd.models.qwen3_5.gated_delta import GatedDeltaLayer, gated_delta
 from ninferd.models.qwen3_5.groups import SequenceGroups
-from ninferd.models.qwen3_5.mlp import MlpLayer, mlp
+from ninferd.models.qwen3_5.mlp import MlpLayer
 from ninferd.models.qwen3_5.moe import MoeLayer, moe
 from ninferd.models.qwen3_5.positions import RotaryAngles
 
@@ -80,20 +80,31 @@ class Qwen3_5Text:  # noqa: N801  (the family's own spelling)
         cos, sin = self._rotary.cos_sin(batch.positions)
         attention_inputs = AttentionInputs(cos, sin, batch.slot_mapping, groups, caches.kv)
         residual = ops.embedding(batch.token_ids, self._weights.embedding, self.dtype)
-        normed = ops.rms_norm(residual, self._weights.layers[0].mixer_norm, eps)
-        next_norms = [layer.mixer_norm for layer in self._weights.layers[1:]] + [self._weights.final_norm]
-        for layer, next_norm in zip(self._weights.layers, next_norms, strict=True):
+        layers = self._weights.layers
+        projected = ops.linear(ops.rms_norm(residual, layers[0].mixer_norm, eps), layers[0].mixer.in_proj)
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
             if isinstance(layer.mixer, AttentionLayer):
-                mixed = gated_attention(ops, self.config.attention, layer.mixer, normed, attention_inputs)
+                mixed = gated_attention(ops, self.config.attention, layer.mixer, projected, attention_inputs)
             else:
-                mixed = gated_delta(ops, self.config.gated_delta, layer.mixer, normed, groups, caches)
-            residual, normed = ops.add_rms_norm(residual, mixed, layer.feed_forward_norm, eps)
-            if isinstance(layer.feed_forward, MlpLayer):
-                transformed = mlp(ops, layer.feed_forward, normed)
-            else:
-                transformed = moe(ops, layer.feed_forward, normed)
-            residual, normed = ops.add_rms_norm(residual, transformed, next_norm, eps)
-        return normed
+                mixed = gated_delta(ops, self.config.gated_delta, layer.mixer, projected, groups, caches)
+            residual, projected = self._after_mixer(layer, following, residual, mixed)
+        return projected
+
+    def _after_mixer(
+        self, layer: DecoderLayer, following: DecoderLayer | None, residual: torch.Tensor, mixed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new residual, and the input of the following layer's mixer; after the last the final-normed residual."""
+        ops, eps, feed_forward = self._ops, self.config.rms_norm_eps, layer.feed_forward
+        next_norm = following.mixer_norm if following else self._weights.final_norm
+        next_in_proj = following.mixer.in_proj if following else None
+        if isinstance(feed_forward, MlpLayer):
+            gate_up, down = feed_forward.gate_up, feed_forward.down
+            weights = (layer.mixer.out_proj, layer.feed_forward_norm, gate_up, down, next_norm, next_in_proj)
+            return ops.dense_block(residual, mixed, DenseBlockWeights(*weights, eps))
+        mixed = ops.linear(mixed, layer.mixer.out_proj)
+        residual, normed = ops.add_rms_norm(residual, mixed, layer.feed_forward_norm, eps)
+        residual, normed = ops.add_rms_norm(residual, moe(ops, feed_forward, normed), next_norm, eps)
+        return residual, normed if next_in_proj is None else ops.linear(normed, next_in_proj)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,7 @@ _PURE: dict[str, Callable[..., Any]] = {
     "rcp": lambda x: _F(1) / _F(x),
     "rsqrt": lambda x: _F(1 / np.sqrt(float(x))),
     "fmaxf": lambda x, y: np.fmax(_F(x), _F(y)),
+    "fmax_abs": lambda x, y: np.fmax(_F(x), abs(_F(y))),
     "fminf": lambda x, y: np.fmin(_F(x), _F(y)),
     "fmaf": lambda x, y, z: _F(float(x) * float(y) + float(z)),
     "add_rn": lambda x, y: _F(x) + _F(y),
@@ -179,6 +180,11 @@ class Vocabulary:
             self._copies[-1].append((to, *places))
         else:
             ctypes.memmove(*places, 16)
+
+    def cp_unit(self, to: int, source: int, lane: int, copied: int, scales: int) -> None:
+        for offset, lanes in ((0, copied), (512, copied), (1024, scales)):
+            if lane < lanes:
+                self.cp_async16(to + offset, source + offset)
 
     def cp_commit(self) -> None:
         self._copies.append([])

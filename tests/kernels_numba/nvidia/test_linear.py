@@ -44,6 +44,7 @@ def product(
     *,
     columns: int,
     slices: int = 1,
+    packed_slices: int = 1,
     blocks: int = 1,
     outputs: int | None = None,
     order: Callable[[list[tuple[int, ...]]], list[tuple[int, ...]]] = lambda blocks: blocks,
@@ -51,7 +52,7 @@ def product(
     """``[rows, outputs]``, of which the kernel writes those of the matrix."""
     weights = stream_format(matrix)
     assert weights is not None
-    stream, factors = packed_stream(matrix, weights, slices)
+    stream, factors = packed_stream(matrix, weights, packed_slices)
     out = torch.full((x.shape[0], outputs or matrix.rows), torch.nan).bfloat16()
     partials = torch.full((slices * columns * matrix.rows,), torch.nan)
     counters = torch.zeros(blocks, dtype=torch.int32)
@@ -66,8 +67,7 @@ def product(
             *(tensor.data_ptr() for tensor in tensors),
             x.shape[0],
             out.shape[1],
-            matrix.columns // slices // STEP_COLUMNS,
-            matrix.rows // 16,
+            *_steps(matrix, slices, packed_slices),
         ],
         tensors,
         shared_bytes=shared_bytes(weights, columns, matrix.columns // slices, WARPS),
@@ -76,6 +76,11 @@ def product(
     )
     assert not counters.any()
     return out
+
+
+def _steps(matrix: Matrix, slices: int, packed_slices: int) -> tuple[int, ...]:
+    steps, tiles = matrix.columns // slices // STEP_COLUMNS, matrix.rows // 16
+    return (steps, tiles, tiles * steps, steps) if packed_slices > 1 else (steps, tiles, steps, slices * steps)
 
 
 def assert_close(out: Tensor, x: Tensor, matrix: Matrix) -> None:
@@ -102,11 +107,11 @@ def test_product(kind: str, rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("slices", [2, 4, 8])
-@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-def test_slices_meet_in_the_same_order_whoever_comes_last(slices: int, backwards: bool) -> None:
+@pytest.mark.parametrize("is_packed", [False, True], ids=["cut", "packed"])
+def test_slices_meet_in_the_same_order_whoever_comes_last(slices: int, is_packed: bool) -> None:
     matrix, x = RandomMatrices().nvfp4(48, 1024), random_activations(3, 1024)
-    order = (lambda blocks: blocks[::-1]) if backwards else (lambda blocks: blocks)
-    out = product(x, matrix, columns=4, slices=slices, blocks=2, order=order)
+    packed_slices = slices if is_packed else 1
+    out = product(x, matrix, columns=4, slices=slices, packed_slices=packed_slices, blocks=2, order=lambda b: b[::-1])
     assert_close(out, x, matrix)
     assert torch.equal(out, product(x, matrix, columns=4, slices=slices, blocks=2))
 

@@ -19,7 +19,7 @@ from kernels_numba.nvidia.kernel import KernelSpec
 from kernels_numba.nvidia.linear import StreamSegment, decoded_product, pack_linear
 from kernels_numba.nvidia.linear_formats import FORMATS, NVFP4, Q8
 from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, gemv_name
-from kernels_numba.nvidia.linear_plan import Limits, columns_for, shared_bytes, slices_of, warps_of
+from kernels_numba.nvidia.linear_plan import Limits, pass_of, shared_bytes, slices_of, warps_of
 from kernels_numba.nvidia.registry import BY_NAME
 from tests.kernels_numba.nvidia.emulator import launch
 from tests.kernels_numba.weights import RandomMatrices, values
@@ -153,13 +153,16 @@ def test_slices_on_an_h200(rows: int, columns: int, slices: int) -> None:
 @pytest.mark.parametrize("weights", FORMATS.values(), ids=lambda weights: weights.name)
 @pytest.mark.parametrize(("rows", "columns"), [(34816, 5120), (5120, 17408), (248320, 5120), (16, 128)], ids=str)
 def test_every_choice_has_room(weights: Any, rows: int, columns: int, limits: Limits) -> None:
-    slices = slices_of(weights, rows, columns, limits)
-    assert slices is not None
-    assert columns // 128 % slices == 0
     for count in range(1, 97):
-        chosen = columns_for(weights, count, columns // slices, limits)
+        chosen, slices = pass_of(weights, rows, columns, limits, count)
+        assert columns // 128 % slices == 0
         assert shared_bytes(weights, chosen, columns // slices, limits.warps) <= limits.shared_bytes
-        assert chosen >= min(count, 4)
+        assert chosen >= min(count, 4 if limits is RTX_5090 else 16)
+
+
+def test_a_packed_cut_is_kept() -> None:
+    assert pass_of(NVFP4, 34816, 5120, H200, 16) == (16, 2)
+    assert pass_of(NVFP4, 34816, 5120, H200, 16, packed_slices=4) == (16, 4)
 
 
 def test_no_choice_where_nothing_fits() -> None:
