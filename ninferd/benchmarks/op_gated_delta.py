@@ -7,11 +7,10 @@ from functools import partial
 
 import torch
 
-from kernels_numba.shapes import GatedDeltaPending, GatedDeltaShape
 from ninferd.benchmarks.kernels import KernelOptions, Timing
+from ninferd.benchmarks.rehearsal import pending_rows
 from ninferd.benchmarks.subject import Subject
 from ninferd.benchmarks.timing import seconds_per_call
-from ninferd.models.batch import MAX_ROWS
 from ninferd.models.qwen3_5.gated_delta import GatedDeltaLayer
 
 
@@ -36,7 +35,7 @@ def measure_gated_delta(subject: Subject, options: KernelOptions) -> Iterator[Ti
         per_call = seconds_per_call(calls, device)
         size = lanes * (state_bytes + projected[0].nbytes)
         yield Timing("gated_delta_decode", "conv, gates, rule, norm", 1, per_call, lanes=lanes, read_bytes=size)
-        pending = _pending(shape, lanes, layers, conv)
+        pending = pending_rows(shape, conv[:lanes])
         accepted = torch.ones(lanes, dtype=torch.int64, device=device)
         for rows in (rows for rows in options.rows if rows > 1):
             projected = torch.randn(lanes * rows, shape.projected_width, device=device).to(dtype)
@@ -60,14 +59,3 @@ def measure_gated_delta(subject: Subject, options: KernelOptions) -> Iterator[Ti
         size = state_bytes + projected.nbytes + rows * shape.value_width * dtype.itemsize
         per_call = seconds_per_call(calls, device)
         yield Timing("gated_delta_prefill", "conv, gates, rule, norm", rows, per_call, read_bytes=size)
-
-
-def _pending(shape: GatedDeltaShape, slots: int, layers: int, conv: torch.Tensor) -> GatedDeltaPending:
-    """Room for the rows of a round, of which none is pending yet."""
-    rows = (slots, layers, MAX_ROWS)
-    return GatedDeltaPending(
-        inputs=conv.new_zeros(*rows, shape.conv_channels),
-        keys=torch.zeros(*rows, shape.key_heads, shape.key_dim, device=conv.device),
-        deltas=torch.zeros(*rows, shape.value_heads, shape.value_dim, device=conv.device),
-        log_decays=torch.zeros(*rows, shape.value_heads, device=conv.device),
-    )

@@ -7,12 +7,14 @@ are those of a real prompt in every codec, without a look inside a page.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels_numba.shapes import GatedDeltaPending, GatedDeltaShape
 from ninferd.benchmarks.subject import Subject
 from ninferd.benchmarks.timing import SUSTAINED_S, elapsed_s, replay_seconds, synchronize
 from ninferd.engine.graphs import RoundShape
@@ -41,11 +43,14 @@ class AssumedPrompts(Qwen3_5Text):
         super().__init__(model.config, model.weights, model.ops, model.dtype, model.weights_bytes)
         self._pages: Tensor | None = None
         self._state: tuple[Tensor, Tensor] | None = None
+        self._pending_rows: GatedDeltaPending | None = None
         self.assumes = False
 
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Caches) -> Tensor:
         if batch.host_context_lengths is None:
+            if batch.accepted is not None and caches.pending is None:
+                caches = replace(caches, pending=self._pending(caches))
             return super().forward(batch, caches)
         slot = batch.state_slots
         if self._state is not None and self.assumes:
@@ -56,6 +61,12 @@ class AssumedPrompts(Qwen3_5Text):
         self._state = caches.conv[slot], caches.recurrent[slot]
         return logits
 
+    def _pending(self, caches: Caches) -> GatedDeltaPending:
+        """Made at the first round of several rows, which is not captured yet."""
+        if self._pending_rows is None:
+            self._pending_rows = pending_rows(self.config.gated_delta, caches.conv)
+        return self._pending_rows
+
     @torch.inference_mode()
     def assume(self, pages: Tensor) -> None:
         """Fill all pages of the cache with those of the last prompt, which stands for all from now on."""
@@ -65,6 +76,17 @@ class AssumedPrompts(Qwen3_5Text):
             part = pages[begin : begin + len(template)]
             part.copy_(template[: len(part)])
         self.assumes = True
+
+
+def pending_rows(shape: GatedDeltaShape, conv: Tensor) -> GatedDeltaPending:
+    """Room for the rows of a round beside the states of ``conv [slots, layers, …]``; none is pending yet."""
+    rows = (*conv.shape[:2], MAX_ROWS)
+    return GatedDeltaPending(
+        inputs=conv.new_zeros(*rows, shape.conv_channels),
+        keys=torch.zeros(*rows, shape.key_heads, shape.key_dim, device=conv.device),
+        deltas=torch.zeros(*rows, shape.value_heads, shape.value_dim, device=conv.device),
+        log_decays=torch.zeros(*rows, shape.value_heads, device=conv.device),
+    )
 
 
 class Rehearsal:
