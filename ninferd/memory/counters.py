@@ -161,7 +161,6 @@ class Extras:
     spill_done: int = 0
     spill_skipped_host_blocked: int = 0
     restore_corrupt_dropped: int = 0
-    restore_retries: int = 0
     prefetched_pages: int = 0
 
 

@@ -15,9 +15,12 @@ from ninferd.memory.worth import density
 def plan_with_growth(stores: Stores, demand: Demand) -> ReclaimPlan | None:
     """A plan whose host slabs are pinned already: growth is tried now, and a plan that is refused it does without."""
     plan = plan_reclaim(stores, demand)
-    if plan is None or not (plan.slabs or plan.evictions):
+    if plan is None:
+        wished = demand.slabs
+    elif plan.slabs or plan.evictions:
+        wished = max(plan.grow_to, plan.wished_slabs)
+    else:
         return plan
-    wished = max(plan.grow_to, plan.wished_slabs)
     growth, fit = stores.counters.growth, stores.slabs.fit(wished)
     growth.host_kv_fit_pinned += fit == "pinned"
     growth.host_kv_fit_growable += fit == "growable"
@@ -29,13 +32,17 @@ def plan_with_growth(stores: Stores, demand: Demand) -> ReclaimPlan | None:
         growth.host_kv_blocked_max_bytes = max(growth.host_kv_blocked_max_bytes, wished * stores.slabs.slab_bytes)
     growth.host_kv_pregrow_attempts += 1
     grown = stores.slabs.grow_for(wished)
-    if not grown and stores.slabs.free < plan.grow_to < wished:  # with what is evicted, less will do
+    if (
+        plan is not None and not grown and stores.slabs.free < plan.grow_to < wished
+    ):  # with what is evicted, less will do
         grown = stores.slabs.grow_for(plan.grow_to)
     growth.host_kv_pregrows += grown
     growth.host_kv_grows += grown
     growth.host_kv_pregrow_refusals += not grown
     growth.host_kv_grow_refusals += not grown
-    return plan if plan.grow_to <= stores.slabs.free else plan_reclaim(stores, demand, grow=False)
+    if plan is not None and plan.grow_to <= stores.slabs.free:
+        return plan
+    return plan_reclaim(stores, demand, grow=False)
 
 
 def carry_out(stores: Stores, plan: ReclaimPlan, after: AfterLanding | None = None) -> bool:

@@ -46,7 +46,6 @@ class SlabCounters:
     policy_refusals: int = 0
     pin_failures: int = 0
     refusals: int = 0
-    speculative_refusals: int = 0
     ram_refusals: int = 0
     post_grow_failures: int = 0
     last_veto: Veto = "None"

@@ -23,11 +23,13 @@ from ninferd.memory.identity import IdentityTag
 from ninferd.memory.logical_pages import LogicalPages
 from ninferd.memory.materialization import Materialization
 from ninferd.memory.pages import PageIds, PagePool
+from ninferd.memory.prefetch import prefetch
 from ninferd.memory.prefix_tree import PrefixTree
 from ninferd.memory.publication import capture, publish_endpoint, write_through
 from ninferd.memory.segment import BlockDigest
 from ninferd.memory.snapshots import Match, Snapshot
 from ninferd.memory.state_images import StateImages
+from ninferd.memory.stats import Group, memory_stats
 from ninferd.memory.stores import BundleSizes, Stores
 from ninferd.memory.taps import MAX_TAPS, MAX_TAPS_WITHOUT_HOST, TapRules
 from ninferd.memory.tenant import Request, Tenant
@@ -108,6 +110,12 @@ class MemorySystem:
         self._settle()
         return tenant
 
+    def prefetch(self, request: Request) -> int:
+        """Bring back pages for the blocked head of the queue, if no admission is under way; how many were started."""
+        if self._under_way is not None or not request.retain:
+            return 0
+        return prefetch(self.stores, request.prompt)
+
     def advance(self) -> list[Tenant]:
         """Settle copies that have landed; the tenants that became ready or gone by it. Never waits."""
         poll(self.stores)
@@ -155,6 +163,10 @@ class MemorySystem:
     def trim_host(self) -> int:
         """Give whole free chunks at the end of the host pool back to the system; bytes. Not on a latency path."""
         return self.stores.slabs.shrink_idle()
+
+    def stats(self) -> dict[str, Group]:
+        """Groups of ``/stats`` by their dotted names."""
+        return memory_stats(self.stores, self._running)
 
     def check(self) -> None:
         """Raise InvariantError unless all stores agree with each other and with the running sequences."""

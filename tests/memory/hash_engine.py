@@ -107,6 +107,12 @@ class HashEngine:
         assert job.ended
         return job
 
+    def run_until_ended(self, ids: list[int], outputs: int) -> None:
+        """One request to its end; copies may still be under way."""
+        job = self.submit(ids, outputs)
+        while not job.ended:
+            self.step()
+
     def drain(self, steps: int = 5000) -> None:
         """Step until nothing waits, runs or flies."""
         for _ in range(steps):
@@ -158,6 +164,7 @@ class HashEngine:
         job = self.waiting[0]
         if isinstance(outcome, Refused):
             job.refused = outcome
+            self.memory.prefetch(job.request)
             if outcome.kind == "impossible":
                 job.ended = True
                 self.waiting.popleft()

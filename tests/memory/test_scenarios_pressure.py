@@ -222,3 +222,22 @@ def test_a_tap_takes_only_what_nobody_misses(lanes: int) -> None:
     skipped = engine.counters.pressure.capture_skips_not_feasible_no_pressure
     assert skipped == (1 if lanes == 1 else 0)  # with two lanes the slot of the other one is free
     assert job.ended
+
+
+def test_the_prefix_of_a_blocked_head_comes_back_while_it_waits() -> None:
+    engine = _engine()
+    first = engine.run([1] * 700, 68, "a")
+    engine.run([3] * 2048, 1, "x")  # all 32 pages: a leaves the device
+    running = engine.submit([4] * 1000, 340, "long")  # entitled to 21 pages
+    engine.step()
+    again = engine.submit(first.turn([9] * 10), 5, "a")  # 13 pages; 11 are not in use, all of x
+    for _ in range(4):
+        engine.step()
+    assert again.refused is not None
+    assert again.refused.kind == "blocked"
+    kv = engine.counters.kv_transfers
+    assert (engine.counters.extras.prefetched_pages, kv.main_kv_h2d_pages) == (11, 11)
+    engine.drain()
+    assert (running.ended, again.cached) == (True, 767)
+    assert kv.main_kv_h2d_pages == 12  # only the tail was left to restore
+    assert engine.counters.pressure.private_owners_evicted == 0
