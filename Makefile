@@ -53,6 +53,7 @@ bench-gpu:
 	$(NINFERD) bench prefill --model $(MODEL) --kv-dtypes nvfp4
 	$(ON_DEVICE) -m bench.cuda_linear
 	$(ON_DEVICE) -m bench.cuda_attention
+	$(ON_DEVICE) -m bench.cuda_prefill_attention
 	$(ON_DEVICE) -m bench.cuda_gated_delta
 
 # Files made from the configuration schema; a test holds them to it.
