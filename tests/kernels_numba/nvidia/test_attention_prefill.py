@@ -192,3 +192,27 @@ def test_a_few_rows_go_the_way_of_decoding(monkeypatch: pytest.MonkeyPatch, toke
         _, _, _, table, lengths, _ = asked[0]
         assert table.tolist() == [[2, 1]]
         assert lengths.tolist() == [100]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (255, [(0, 255, 0)]),
+        (256, [(0, 256, 640)]),
+        (640, [(0, 640, 640)]),
+        (641, [(0, 641, 1280)]),
+        (1280, [(0, 1280, 1280)]),
+        (1281, [(0, 1281, 2048)]),
+        (4396, [(0, 2048, 2048), (2048, 4096, 2048), (4096, 4396, 640)]),
+        (2100, [(0, 2048, 2048), (2048, 2100, 0)]),
+    ],
+    ids=str,
+)
+def test_blocks(tokens: int, expected: list[tuple[int, int, int]]) -> None:
+    assert prefill_ops.blocks(tokens, wave=640) == expected
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(24, 640), (16, 1024), (4, 2048), (200, 128)])
+def test_a_wave_fills_the_device(monkeypatch: pytest.MonkeyPatch, heads: int, rows: int) -> None:
+    monkeypatch.setattr(prefill_ops, "device_of", lambda _: EmulatedDevice(random.Random(0)))
+    assert prefill_ops.wave_rows(torch.device("cpu"), AttentionShape(heads, heads, 256, 64)) == rows
