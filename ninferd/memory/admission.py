@@ -13,7 +13,6 @@ from ninferd.memory.snapshots import SHARED, Match, Snapshot
 from ninferd.memory.stores import Stores
 from ninferd.memory.tenant import Request
 
-AdmissionClass = Literal["ready", "needs_transfer", "blocked", "impossible"]
 MAX_SOURCES = 4  # snapshots that are considered besides starting from nothing
 
 

@@ -40,7 +40,7 @@ def plan_with_growth(stores: Stores, demand: Demand) -> ReclaimPlan | None:
     growth.host_kv_grows += grown
     growth.host_kv_pregrow_refusals += not grown
     growth.host_kv_grow_refusals += not grown
-    if plan is not None and plan.grow_to <= stores.slabs.free:
+    if plan is not None and not grown and plan.grow_to <= stores.slabs.free:
         return plan
     return plan_reclaim(stores, demand, grow=False)
 

@@ -62,8 +62,7 @@ def slab_bytes_for(bundle_bytes: int) -> int:
 class HostSlabs:
     """The slabs of all pinned chunks.
 
-    Invariant: every slab of every chunk is free or taken, and the start chunk is never returned. ``revision`` grows
-    with every change of capacity.
+    Invariant: every slab of every chunk is free or taken, and the start chunk is never returned.
     """
 
     slab_bytes: int
@@ -72,7 +71,6 @@ class HostSlabs:
     backend: PinnedBackend
     chunk_bytes: int = CHUNK_BYTES
     counters: SlabCounters = field(default_factory=SlabCounters)
-    revision: int = 0
     _chunks: list[int] = field(default_factory=list)  # slabs of each chunk
     _free: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     free: int = 0
@@ -175,7 +173,6 @@ class HostSlabs:
             self.free -= slabs
             self.backend.unpin(len(self._chunks))
             returned += slabs * self.slab_bytes
-            self.revision += 1
         return returned
 
     def check(self) -> None:
@@ -194,5 +191,4 @@ class HostSlabs:
         self._chunks.append(slabs)
         self._free = np.concatenate((self._free, np.ones(slabs, np.bool_)))
         self.free += slabs
-        self.revision += 1
         return True

@@ -173,7 +173,6 @@ def _publish(stores: Stores, tenant: Tenant, kind: SnapshotKind, image: StateIma
         kind=kind,
         lineage=lineage,
         session=tenant.request.session,
-        order=tenant.order,
         age=stores.values.age,
     )
     stores.tree.attach(segment, snapshot)

@@ -27,7 +27,6 @@ class Snapshot:
     kind: SnapshotKind
     lineage: int  # conversation it belongs to, or SHARED
     session: str = ""
-    order: int = 0  # of publication
     hits: int = 0
     last_used: int = 0  # logical time of publication or of the last hit
     age: float = 0.0  # of the value clock at its publication or last hit

@@ -9,7 +9,6 @@ from ninferd.memory.host_slabs import HostSlabs
 from ninferd.memory.logical_pages import LogicalPages
 from ninferd.memory.pages import PagePool, PageReservation
 
-MIB = 1 << 20
 GIB = 1 << 30
 
 

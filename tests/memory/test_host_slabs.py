@@ -135,14 +135,3 @@ def test_s27_s28_scattered_free_slabs_serve_any_request() -> None:
     slabs.give(taken[::2])
     assert slabs.largest_free_run == 1
     assert _take(slabs, 8).tolist() == taken[::2].tolist()
-
-
-def test_revision_tells_that_the_capacity_changed() -> None:
-    slabs = make_slabs(64)
-    before = slabs.revision
-    _take(slabs, 1)
-    assert slabs.revision == before
-    assert slabs.grow_for(17)
-    assert slabs.revision == before + 1
-    assert slabs.shrink_idle() > 0
-    assert slabs.revision == before + 2

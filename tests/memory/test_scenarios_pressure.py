@@ -94,6 +94,17 @@ def test_s19_growth_is_reachable_from_a_plan() -> None:
     assert engine.counters.pressure.private_owners_evicted == 0
 
 
+def test_s19_growth_makes_room_for_what_must_be_moved() -> None:
+    engine = _engine(host_slabs=64, start_full=False)
+    engine.device.refuse = 1
+    first, _ = _fill(engine)  # a is on the device alone; b has taken 14 of the 16 slabs
+    engine.run([3] * 1700, 1, "c", retain=False)  # 27 pages: 12 of b are dropped, 7 of a moved; 5 slabs are missing
+    growth = engine.counters.growth
+    assert (growth.host_kv_fit_growable, growth.host_kv_grows) == (1, 1)
+    assert engine.counters.pressure.private_owners_evicted == 0
+    assert engine.run(first.turn([5]), 1, "a").cached == 767
+
+
 def test_s20_refused_growth_costs_what_is_worth_least() -> None:
     engine = _engine(host_slabs=64, start_full=False)
     engine.host.memory = low_memory()
