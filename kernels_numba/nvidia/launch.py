@@ -46,9 +46,10 @@ class Kernel:
         target = spec.target_on(device.arch) or device.arch
         self._module = _checked("cuModuleLoadData", driver.cuModuleLoadData(cubin(spec, target)))
         self._function = _checked("cuModuleGetFunction", driver.cuModuleGetFunction(self._module, spec.name.encode()))
-        self._types = tuple(_C_TYPES[letter] for letter in spec.signature)
-        self._launch, self._launch_ex = driver.cuLaunchKernel, driver.cuLaunchKernelEx
-        self._configuration = self._launch_configuration(device.programmatic)
+        self._cells, self._pointers = self._argument_cells()
+        self._arguments = ctypes.addressof(self._pointers)
+        self._launch_ex = driver.cuLaunchKernelEx
+        self._configurations = {overlaps: self._launch_configuration(overlaps) for overlaps in (False, True)}
         attribute = driver.CUfunction_attribute
         # one split of L1 and shared memory for all kernels: with different ones a multiprocessor drains in between
         for name, value in (
@@ -63,32 +64,21 @@ class Kernel:
 
         ``programmatic``: may begin before its predecessor in the stream ends, up to its ``pdl_wait`` (from sm_90).
         """
-        if programmatic and self._device.programmatic:
-            config = self._configuration
-            config.gridDimX, config.gridDimY, config.gridDimZ = grid
-            config.sharedMemBytes = shared_bytes
-            config.hStream = self._device.stream()
-            _checked(self.spec.name, self._launch_ex(config, self._function, (arguments, self._types), 0))
-            return
-        result = self._launch(
-            self._function,
-            *grid,
-            self.spec.threads,
-            1,
-            1,
-            shared_bytes,
-            self._device.stream(),
-            (arguments, self._types),
-            0,
-        )
-        _checked(self.spec.name, result)
+        for cell, value in zip(self._cells, arguments, strict=True):  # a launch copies them before it returns
+            cell.value = value
+        config = self._configurations[programmatic and self._device.programmatic]
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.sharedMemBytes = shared_bytes
+        config.hStream = self._device.stream()
+        _checked(self.spec.name, self._launch_ex(config, self._function, self._arguments, 0))
 
     def bound(
         self, grid: Grid, *arguments: int | float, shared_bytes: int = 0, programmatic: bool = False
     ) -> Callable[[], None]:
         """The same launch with everything bound, for launches that repeat with the same arguments."""
-        cells: list[Any] = [c_type(value) for c_type, value in zip(self._types, arguments, strict=True)]
-        pointers = (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
+        cells, pointers = self._argument_cells()
+        for cell, value in zip(cells, arguments, strict=True):
+            cell.value = value
         config = self._launch_configuration(programmatic and self._device.programmatic)
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.sharedMemBytes = shared_bytes
@@ -100,6 +90,11 @@ class Kernel:
             _checked(name, launch_ex(config, function, address, 0))
 
         return launch
+
+    def _argument_cells(self) -> tuple[list[Any], Any]:
+        """Where arguments lie when a kernel is launched, and the addresses of them."""
+        cells: list[Any] = [_C_TYPES[letter]() for letter in self.spec.signature]
+        return cells, (ctypes.c_void_p * len(cells))(*[ctypes.addressof(cell) for cell in cells])
 
     def _launch_configuration(self, programmatic: bool) -> Any:
         driver = _driver()
