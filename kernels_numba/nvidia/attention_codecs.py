@@ -13,6 +13,7 @@ from kernels_numba.nvidia.attention_decode_plan import PagedPlan
 from kernels_numba.nvidia.text import Source
 
 THREADS = 128
+_SIXTEENTHS = 0x2C002C00  # 2^-4 twice, for keys that are larger than halves
 
 
 class _Tiles:
@@ -35,7 +36,9 @@ class _Tiles:
         return (15 + exponent) << 10
 
     def prepare(self, w: Source) -> None:
-        w(f"pa = i32(sm + (warp >> 1) * {512 * self.plan.tiles} + (warp & 1) * 256 + g * 16 + q * 4)")
+        tiles = self.plan.tiles
+        block = f"warp * {256 * tiles}" if self.plan.warpgroup else f"(warp >> 1) * {512 * tiles} + (warp & 1) * 256"
+        w(f"pa = i32(sm + {block} + g * 16 + q * 4)")
 
     # ---- copies
     def copy(self, w: Source, values: bool, ids: str, entry: str) -> None:
@@ -69,7 +72,10 @@ class _Tiles:
     def place_queries(self, w: Source) -> None:
         for i in range(2):
             step, q = self.chunk(f"i32(2 * lane + {i})")
-            columns = 8 * self.plan.tiles
+            columns, tiles = 8 * self.plan.tiles, self.plan.tiles
+            if self.plan.warpgroup:
+                w(f"to{i} = i32({step} * {256 * tiles} + warp * 16 + {q} * 4 + sm + {self.plan.queries})")
+                continue
             w(f"at = i32({step}); to{i} = i32(((at >> 1) * {columns} + warp) * 64 + {q} * 16 + (at & 1) * 8)")
             w(f"to{i} = i32(to{i} + sm + {self.plan.queries})")
 
@@ -77,14 +83,29 @@ class _Tiles:
         """8 dimensions of column ``warp + 4 j`` from ``raw{j}`` to shared memory."""
         for i in range(2):
             values = [f"P.bf2_{('lo', 'hi')[d % 2]}_f(raw{j}[{2 * i + d // 2}])" for d in self.order]
-            words = ", ".join(f"P.{self.pack}({values[2 * n]}, {values[2 * n + 1]})" for n in range(2))
-            w(f"P.sts2(u32(to{i} + {j * 256}), {words})")
+            words = [f"P.{self.pack}({values[2 * n]}, {values[2 * n + 1]})" for n in range(2)]
+            if self.plan.warpgroup:
+                at = j // 2 * 128 + j % 2 * 64
+                for half in range(2):
+                    w(f"P.sts1(u32(to{i} + {at + 128 * self.plan.tiles * half}), {words[half]})")
+                continue
+            w(f"P.sts2(u32(to{i} + {j * 256}), {', '.join(words)})")
 
     def queries(self, w: Source, pair: int) -> None:
-        """``b``: B of two steps of k."""
+        """``b``: B of two steps of k, where products do not take it from shared memory."""
         plan = self.plan
+        if plan.warpgroup:
+            return
         tiles = ", ".join(f"P.lds4(u32(qa + {(pair * plan.tiles + tile) * 512}))" for tile in range(plan.tiles))
         w(f"b = ({tiles},)")
+
+    def multiply(self, w: Source, sums: str, a: str, b: str, place: int) -> None:
+        """``sums`` += A B; for a warpgroup B lies ``place`` bytes behind the descriptor ``b``."""
+        if self.plan.warpgroup:
+            # more of them under way hold up all else: measured on an H200
+            w(f"{sums} = F.wgmma_f16_pair({a}, {b} + {place // 16}, {sums}); P.wgmma_wait_1()")
+        else:
+            w(f"{sums} = F.{self.product}({a}, {b}, {sums})")
 
     # ---- products: of each page's keys with the queries, ``s{page}``, and of a pair of token blocks with ``b``
     def score(self, w: Source) -> None:
@@ -104,43 +125,47 @@ class _Nvfp4Values(_Tiles):
 
     def __init__(self, plan: PagedPlan) -> None:
         super().__init__(plan)
-        self.scales_values = plan.tiles > 3
+        self.scales_values = plan.tiles > 3 or plan.warpgroup
         # codes are read times 2^-14, scales times 2^-8 or, lifted, 2^7
         self.unscale = 7 if self.scales_values else 22
 
     def mix(self, w: Source, pair: int) -> None:
         block, page = 2 * (pair % 2), pair // 2
-        codes = f"current + {page * self.plan.value_bytes + block * 2048} + warp * 512 + lane * 16"
-        scales = f"current + {page * self.plan.value_bytes + 8192 + block * 256} + warp * 64 + q * 16"
+        base, lifted = page * self.plan.value_bytes, "_lifted" * self.scales_values
+        codes = f"current + {base + block * 2048} + warp * 512 + lane * 16"
+        scales = f"current + {base + 8192 + block * 256} + warp * 64 + q * 16"
         w(f"v = F.nvfp4_values(P.lds4(u32({codes})), P.lds4(u32({codes} + 2048)))")
-        w(f"y = F.nvfp4_value_scales(P.lds4(u32({scales})), P.lds4(u32({scales} + 256)))")
+        w(f"y = F.nvfp4_value_scales{lifted}(P.lds4(u32({scales})), P.lds4(u32({scales} + 256)))")
         for i in range(4):
-            a, b = f"v[{i}]", f"F.scaled_b(b, y[{i}])"
-            if self.scales_values:
+            if self.plan.warpgroup:
+                a, b = f"F.scaled_a(v[{i}], y[{i}])", "pd"
+            elif self.scales_values:
                 a, b = f"F.scaled_a(v[{i}], y[{i}])", "b"
-            w(f"o{i} = F.{self.product}({a}, {b}, o{i})")
+            else:
+                a, b = f"v[{i}]", f"F.scaled_b(b, y[{i}])"
+            self.multiply(w, f"o{i}", a, b, pair * 512 * self.plan.tiles)
 
 
 class Nvfp4(_Nvfp4Values):
     def score(self, w: Source) -> None:
-        pages = range(self.plan.step_pages)
+        pages, plan = range(self.plan.step_pages), self.plan
         w("codes = i32(current + warp * 2048 + lane * 16); scales = i32(current + 8192 + warp * 256 + g * 16)")
-        for page in pages:
-            at = page * self.plan.key_bytes
-            w(f"s{page} = none; za{page} = P.lds4(u32(scales + {at})); zb{page} = P.lds4(u32(scales + {at + 128}))")
+        w("; ".join(f"s{page} = none" for page in pages))
         for pair in range(8):
             part, i = divmod(pair, 4)
             half = ("low", "high")[pair % 2]
             self.queries(w, pair)
             for page in pages:
                 if i == 0:
-                    at = page * self.plan.key_bytes + part * 1024
+                    at = page * plan.key_bytes + part * 1024
                     w(f"wa{page} = P.lds4(u32(codes + {at})); wb{page} = P.lds4(u32(codes + {at + 512}))")
+                    at = page * plan.key_bytes + part * 8
+                    w(f"za{page} = P.lds2(u32(scales + {at})); zb{page} = P.lds2(u32(scales + {at + 128}))")
                 if pair % 2 == 0:
-                    w(f"fa{page} = F.key_scales(za{page}[{pair // 2}]); fb{page} = F.key_scales(zb{page}[{pair // 2}])")
-                scales = f"fa{page}[0], fa{page}[1], fb{page}[0], fb{page}[1]"
-                w(f"a = F.nvfp4_keys_{half}(wa{page}[{i}], wb{page}[{i}], {scales})")
-                w(f"s{page} = F.{self.product}(a, b, s{page})")
+                    w(f"fa{page} = F.key_scales(za{page}[{i // 2}]); fb{page} = F.key_scales(zb{page}[{i // 2}])")
+                factors = f"fa{page}[0], fa{page}[1], fb{page}[0], fb{page}[1]"
+                w(f"a = F.nvfp4_keys_{half}(wa{page}[{i}], wb{page}[{i}], {factors})")
+                self.multiply(w, f"s{page}", "a", "qd" if plan.warpgroup else "b", pair * 512 * plan.tiles)
 
 
 class _ByteKeys(_Tiles):
@@ -240,7 +265,11 @@ class Fp8(_ByteValues, _Fp8Keys):
 
 
 class Int8(_ByteValues, _ByteKeys):
-    """Scales of 64 dimensions, which for keys are those of one product of every two."""
+    """Scales of 64 dimensions, which for keys are those of one product of every two.
+
+    Sums of such products are scaled, all in float32; where those would take too many registers, the codes are instead,
+    rounded to half once.
+    """
 
     unscale = 0
     decode_keys = "int8_keys"
@@ -255,13 +284,21 @@ class Int8(_ByteValues, _ByteKeys):
         for pair in range(8):
             self.queries(w, pair)
             for page in pages:
+                word, part = pair // 4, ("lo", "hi")[pair // 2 % 2]
                 if pair % 2 == 0:
                     self._words(w, page, pair // 2)
+                    if self.plan.tiles > 3:
+                        twice = (0x1010, 0x3232)[pair // 2 % 2]
+                        for z in ("za", "zb"):
+                            scale = f"P.prmt({z}{page}[{word}], u32(0), u32({twice}))"
+                            w(f"{z}_{page} = P.h2_mul({scale}, u32({_SIXTEENTHS}))")
                 self._fragment(w, page, pair)
+                if self.plan.tiles > 3:
+                    w(f"s{page} = F.{self.product}(F.scaled_a_rows(a, za_{page}, zb_{page}), b, s{page})")
+                    continue
                 w(f"d{page} = F.{self.product}(a, b, {'none' if pair % 2 == 0 else f'd{page}'})")
                 if pair % 2:
-                    word, part = pair // 4, ("lo", "hi")[pair // 2 % 2]
-                    x0, x1 = (f"P.h2_{part}_f({z}{page}[{word}])" for z in ("za", "zb"))
+                    x0, x1 = (f"P.h2_{part}_f({z}{page}[{word}]) * f32(0.0625)" for z in ("za", "zb"))
                     w(f"s{page} = F.add_scaled_rows(s{page}, d{page}, {x0}, {x1})")
 
 
@@ -286,11 +323,10 @@ class Bfloat16(_Tiles):
         super().prepare(w)
         w("""
             row = i32(warp & 3); turned = i32(row * 512 + (lane ^ ((row & 1) << 2 | row >> 1)) * 16)
-            ka0 = i32(warp * 8192 + g * 512 + (q ^ (g >> 1)) * 16 + (g & 1) * 64); ka1 = i32(ka0 ^ 64)
+            ka0 = i32(warp * 8192 + g * 512 + (q ^ (g >> 1)) * 16 + (g & 1) * 64)
             row = i32(lane & 7); turn = i32((row & 1) << 2 | row >> 1); row = i32(row + (lane >> 4) * 8)
+            va = i32(row * 512 + warp * 128 + (((lane >> 3) & 1) ^ turn) * 16)
         """)
-        for i in range(4):
-            w(f"va{i} = i32(row * 512 + warp * 128 + (({2 * i} + ((lane >> 3) & 1)) ^ turn) * 16)")
 
     def copy(self, w: Source, values: bool, ids: str, entry: str) -> None:
         for page in range(self.plan.step_pages):
@@ -311,14 +347,14 @@ class Bfloat16(_Tiles):
         for pair in range(8):
             self.queries(w, pair)
             for page in pages:
-                at = f"current + ka{pair % 2} + {page * 32768 + pair // 2 * 128}"
+                at = f"current + (ka0 ^ {64 * (pair % 2)}) + {page * 32768 + pair // 2 * 128}"
                 w(f"wa = P.lds4(u32({at})); wb = P.lds4(u32({at} + 4096))")
                 w("a = (wa[0], wb[0], wa[1], wb[1], wa[2], wb[2], wa[3], wb[3])")
                 w(f"s{page} = F.{self.product}(a, b, s{page})")
 
     def mix(self, w: Source, pair: int) -> None:
         for i in range(4):
-            at = f"current + va{i} + {pair * 16384}"
+            at = f"current + (va ^ {32 * i}) + {pair * 16384}"
             w(f"wa = P.ldsm4t(u32({at})); wb = P.ldsm4t(u32({at} + 8192))")
             w("a = (wa[0], wa[1], wa[2], wa[3], wb[0], wb[1], wb[2], wb[3])")
             w(f"o{i} = F.{self.product}(a, b, o{i})")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kernels_numba.nvidia.attention_decode_plan import PAGED_WARPS, PagedPlan
 from kernels_numba.nvidia.attention_kernels import COMBINE_WARPS, HEAD_DIMS, PAGE_TOKENS
-from kernels_numba.nvidia.kernel import KernelSpec
+from kernels_numba.nvidia.kernel import ARCHS, KernelSpec
 
+WARPGROUP_TARGET = "sm_90a"
 COLUMNS = 8
 """Queries of a sequence that share their keys: columns of the MMA."""
 BLOCK_TOKENS = 16
@@ -45,19 +48,33 @@ def _of(head_dim: int) -> tuple[KernelSpec, ...]:
     )
 
 
-PAGED: dict[str, tuple[PagedPlan, ...]] = {
-    "nvfp4": (PagedPlan("nvfp4", 1, 2, 3), PagedPlan("nvfp4", 3, 2, 3), PagedPlan("nvfp4", 6, 1, 3)),
-    "fp8": tuple(PagedPlan("fp8", tiles, 1, entries) for tiles, entries in ((1, 4), (3, 3), (6, 3))),
-    "int8": tuple(PagedPlan("int8", tiles, 1, entries) for tiles, entries in ((1, 4), (3, 3), (6, 3))),
-    "k8v4": tuple(PagedPlan("k8v4", tiles, 1, entries) for tiles, entries in ((1, 4), (3, 3), (6, 3))),
-    "bf16": tuple(PagedPlan("bf16", tiles, 1, 2) for tiles in (3, 6)),
-}
-"""By codec, from few columns to many. The ring of one block leaves room for two where a multiprocessor has 228 KiB."""
-_BLOCKS = {("nvfp4", 1): 3, ("fp8", 1): 3, ("int8", 1): 3, ("k8v4", 1): 3}
+PAGED = (
+    PagedPlan("nvfp4", 1, 2, 3),
+    PagedPlan("nvfp4", 3, 2, 3),
+    PagedPlan("nvfp4", 3, 1, 4),
+    PagedPlan("nvfp4", 6, 1, 3),
+    PagedPlan("nvfp4", 6, 1, 3, warpgroup=True),
+    *(PagedPlan(codec, 1, 1, 4) for codec in ("fp8", "int8", "k8v4")),
+    *(PagedPlan(codec, tiles, 1, 3) for codec in ("fp8", "int8", "k8v4") for tiles in (3, 6)),
+    *(PagedPlan("bf16", tiles, 1, 2) for tiles in (3, 6)),
+)
+"""The rings of two blocks fit into a multiprocessor's 228 KiB, that of one into 99 KiB."""
+_WIDE_ARCHS = ("sm_90", "sm_100a", "sm_120a")
+"""Targets whose assemblers find registers for 6 tiles. Elsewhere rows take turns."""
 
 
 def paged_name(plan: PagedPlan) -> str:
-    return f"attention_paged_{plan.codec}_{plan.tiles}"
+    return f"attention_paged_{plan.codec}_{plan.tiles}x{plan.step_pages}{'_warpgroup' * plan.warpgroup}"
+
+
+def _archs(plan: PagedPlan) -> tuple[str, ...]:
+    if plan.warpgroup:
+        return (WARPGROUP_TARGET,)
+    if plan.tiles > 3:
+        return _WIDE_ARCHS
+    if plan.codec == "nvfp4" and plan.tiles == 3:  # sm_80's assembler finds no registers for two pages at once
+        return ARCHS[:1] if plan.step_pages == 1 else ARCHS[1:]
+    return ARCHS
 
 
 def paged_spec(name: str, plan: PagedPlan, min_blocks: int) -> KernelSpec:
@@ -65,19 +82,24 @@ def paged_spec(name: str, plan: PagedPlan, min_blocks: int) -> KernelSpec:
         name,
         "attention_paged",
         "make",
-        (plan.codec, plan.tiles, plan.step_pages, plan.entries),
+        (plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup),
         "l" * 6 + "i" * 7 + "f",
         threads=32 * PAGED_WARPS,
         min_blocks=min_blocks,
         registers=min(255, 65536 // (32 * PAGED_WARPS * min_blocks) // 8 * 8),
+        archs=_archs(plan),
     )
 
 
-KERNELS = (
-    *(spec for head_dim in HEAD_DIMS for spec in _of(head_dim)),
-    *(
-        paged_spec(paged_name(plan), plan, _BLOCKS.get((plan.codec, plan.tiles), 2))
-        for plans in PAGED.values()
-        for plan in plans
-    ),
-)
+_PAGED_SPECS = {plan: paged_spec(paged_name(plan), plan, 3 if plan.tiles == 1 else 2) for plan in PAGED}
+
+
+@lru_cache
+def served_plans(codec: str, arch: str) -> tuple[PagedPlan, ...]:
+    """The kernels of a codec on devices of ``arch``, from few columns to many."""
+    own = [plan for plan, spec in _PAGED_SPECS.items() if plan.codec == codec and spec.target_on(arch)]
+    plans = {plan.tiles: plan for plan in sorted(own, key=lambda plan: plan.warpgroup)}
+    return tuple(plans[tiles] for tiles in sorted(plans))
+
+
+KERNELS = (*(spec for head_dim in HEAD_DIMS for spec in _of(head_dim)), *_PAGED_SPECS.values())

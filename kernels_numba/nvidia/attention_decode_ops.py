@@ -22,6 +22,7 @@ from kernels_numba.nvidia.attention_decode_kernels import (
     KERNELS,
     PAGED,
     paged_name,
+    served_plans,
     split_shared_bytes,
 )
 from kernels_numba.nvidia.attention_decode_plan import PAGED_HEAD_DIM, SCORE_SCALES, PagedPlan
@@ -48,7 +49,7 @@ def attention_decode(
 ) -> Tensor:
     sequences = len(context_lengths)
     rows = query.shape[0] // max(1, sequences)
-    plans = _plans(kv, shape, rows)
+    plans = _plans(kv, shape, rows, device_of(query.device).arch) if query.is_cuda else ()
     if not plans or not _fits(query, projected, kv, page_table, context_lengths):
         return attention.attention_decode(query, projected, kv, layer, page_table, context_lengths, shape)
     out = torch.empty((query.shape[0], shape.query_width), dtype=query.dtype, device=query.device)
@@ -121,7 +122,7 @@ _SPLIT = PagedPlan("bf16", 1, 1, 0)
 """Stands for ``attention_split``: one tile, one page a step."""
 
 
-def _plans(kv: PagedKv, shape: AttentionShape, rows: int) -> tuple[PagedPlan, ...]:
+def _plans(kv: PagedKv, shape: AttentionShape, rows: int, arch: str) -> tuple[PagedPlan, ...]:
     """The kernels that serve these rows, by number of columns; empty if torch does."""
     codec = kv.layout.codec
     if shape.heads % shape.kv_heads or not 1 <= rows <= MOST_ROWS:
@@ -129,7 +130,7 @@ def _plans(kv: PagedKv, shape: AttentionShape, rows: int) -> tuple[PagedPlan, ..
     group = shape.heads // shape.kv_heads
     if codec.key == BF16 and rows == 1 and shape.head_dim in HEAD_DIMS and group <= COLUMNS:
         return (_SPLIT,)
-    plans = PAGED.get(codec.name, ()) if shape.head_dim == PAGED_HEAD_DIM else ()
+    plans = served_plans(codec.name, arch) if shape.head_dim == PAGED_HEAD_DIM else ()
     return plans if plans and group <= COLUMNS * plans[-1].tiles else ()
 
 
@@ -158,8 +159,8 @@ def _check(device: torch.device) -> None:
     for head_dim in HEAD_DIMS:
         _check_rows(device, "bf16", AttentionShape(heads=6, kv_heads=2, head_dim=head_dim, rotary_dim=16), 1)
     shape = AttentionShape(heads=6, kv_heads=1, head_dim=PAGED_HEAD_DIM, rotary_dim=64)
-    for codec, plans in PAGED.items():
-        for plan in plans:
+    for codec in dict.fromkeys(plan.codec for plan in PAGED):
+        for plan in served_plans(codec, device_of(device).arch):
             _check_rows(device, codec, shape, COLUMNS * plan.tiles // 6)
 
 

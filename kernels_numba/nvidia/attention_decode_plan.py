@@ -10,18 +10,22 @@ from kernels_numba.kv.layout import KvLayout
 
 PAGED_HEAD_DIM: Final = 256
 PAGED_WARPS: Final = 4
-SCORE_SCALES: Final = {"nvfp4": 7, "fp8": 8, "int8": 0, "k8v4": 8, "bf16": 0}
+SCORE_SCALES: Final = {"nvfp4": 7, "fp8": 8, "int8": 4, "k8v4": 8, "bf16": 0}
 """By codec: scores are true scores times 2 ** -this, as codes and scales are read times powers of two."""
 
 
 @dataclass(frozen=True)
 class PagedPlan:
-    """One variant of ``attention_paged`` and its shared memory: ring | queries | probabilities | statistics."""
+    """One variant of ``attention_paged`` and its shared memory.
+
+    Which is: ring | queries | probabilities | statistics.
+    """
 
     codec: str
     tiles: int  # of 8 columns
     step_pages: int
     entries: int  # of the ring
+    warpgroup: bool = False  # products of a whole warpgroup, with B in shared memory (sm_90a)
 
     @property
     def layout(self) -> KvLayout:

@@ -80,13 +80,18 @@ class Paged:
         w("fresh = i32(1)")
         for tile in self.tiles:
             w(f"m{tile}_0 = {NONE}; m{tile}_1 = {NONE}; l{tile}_0 = f32(0); l{tile}_1 = f32(0)")
-            w(f"n{tile}_0 = f32(0); n{tile}_1 = f32(0)")
         w(f"zero = (f32(0), f32(0), f32(0), f32(0)); none = ({'zero, ' * plan.tiles})")
         w("; ".join(f"o{i} = none" for i in range(4)))
+        if plan.warpgroup:
+            w(f"qd = F.b_descriptor(u32(sm + {plan.queries}), none)")
+            w(f"pd = F.b_descriptor(u32(sm + {plan.probabilities}), none)")
         with w.block("while step < end:"):
+            # the next kernel's blocks come while the last step is computed: all of this one's are there by then
+            w("if step + 1 == end:\n    P.pdl_launch()")
             w("WAIT(); P.bar_sync()")
             self._copy_ahead(0)
             self.codec.score(w)
+            self._done("s", plan.step_pages)
             self._mask()
             self._soften()
             w("WAIT(); over = P.bar_or(over)")
@@ -102,12 +107,14 @@ class Paged:
                     self.codec.scrub(w)
                     w("P.bar_sync()")
             for pair in range(2 * plan.step_pages):
-                tiles = ", ".join(
-                    f"P.ldsm4t(u32(sm + {plan.probabilities + (pair * plan.tiles + tile) * 512} + lane * 16))"
-                    for tile in self.tiles
-                )
-                w(f"b = ({tiles},)")
+                if not plan.warpgroup:
+                    tiles = ", ".join(
+                        f"P.ldsm4t(u32(sm + {plan.probabilities + (pair * plan.tiles + tile) * 512} + lane * 16))"
+                        for tile in self.tiles
+                    )
+                    w(f"b = ({tiles},)")
                 self.codec.mix(w, pair)
+            self._done("o", 4)
             self._turn()
             w("step = i32(step + 1)")
         self._store()
@@ -164,6 +171,11 @@ class Paged:
                 current = i32(sm)
         """)
 
+    def _done(self, name: str, count: int) -> None:
+        if self.plan.warpgroup:
+            for index in range(count):
+                self.w(f"{name}{index} = F.wgmma_done({name}{index})")
+
     # ---- queries
     def _load_queries(self) -> None:
         """To shared memory in the order of B: [pair of steps of k][column][q] 16 bytes."""
@@ -180,6 +192,8 @@ class Paged:
         self.codec.place_queries(w)
         for j in range(2 * plan.tiles):
             self.codec.store_query(w, j)
+        if plan.warpgroup:
+            w("P.fence_async()")
         w(f"qa = i32(sm + {plan.queries} + g * 64 + q * 16)")
 
     # ---- softmax
@@ -200,16 +214,22 @@ class Paged:
         """``y``: sums over a lane's tokens; P to shared memory, in 8 x 8 matrices [pair of blocks][tile][4]."""
         w, codec = self.w, self.codec
         for tile in self.tiles:
+            # not kept: registers are dearer
+            w("; ".join(f"n{c} = f32({codec.lift}) - m{tile}_{c} * exponent" for c in range(2)))
             for page in self.pages:
-                w(f"p = F.exp2_tile(s{page}[{tile}], exponent, n{tile}_0, n{tile}_1)")
+                w(f"p = F.exp2_tile(s{page}[{tile}], exponent, n0, n1)")
                 for c in range(2):
                     w(f"y{tile}_{c} {'+' if page else ''}= p[{c}] + p[{c + 2}]")
-                place = self.plan.probabilities + (2 * page * self.plan.tiles + tile) * 512
+                tiles, warpgroup = self.plan.tiles, self.plan.warpgroup
+                start = self.plan.probabilities + 1024 * tiles * page + (128 if warpgroup else 512) * tile
                 for row in range(2):
                     w(f"x = P.{codec.pack}(p[{2 * row}], p[{2 * row + 1}])")
-                    w(f"P.sts1(u32(pa + {place + 128 * row}), x)")
+                    place = start + row * 128 * (tiles if warpgroup else 1)
+                    w(f"P.sts1(u32(pa + {place}), {'P.movmatrix(x)' if warpgroup else 'x'})")
                     if packed:
                         w(f"most = P.{codec.most}(most, x)")
+        if self.plan.warpgroup:
+            w("P.fence_async()")
 
     def _soften(self) -> None:
         w = self.w
@@ -255,7 +275,7 @@ class Paged:
             for c in range(2):
                 w(f"""
                     r{tile}_{c} = P.ex2((m{tile}_{c} - x{c}) * exponent); m{tile}_{c} = x{c}
-                    l{tile}_{c} *= r{tile}_{c}; n{tile}_{c} = f32({self.codec.lift}) - x{c} * exponent
+                    l{tile}_{c} *= r{tile}_{c}
                 """)
         w(f"r = ({''.join(f'(r{tile}_0, r{tile}_1), ' for tile in self.tiles)})")
         for i in range(4):
@@ -266,7 +286,7 @@ class Paged:
     # ---- results
     def _store(self) -> None:
         w, plan = self.w, self.plan
-        w(f"P.pdl_launch(); place = i64(slot * kv_heads + head) * {plan.tiles}")
+        w(f"place = i64(slot * kv_heads + head) * {plan.tiles}")
         for i in range(4):
             for tile in self.tiles:
                 target = f"partial + place * 8192 + ({tile * 16 + i} + warp * 4) * 512 + lane * 16"

@@ -20,7 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Build what ``directory`` lacks; exit status 1 if a kernel could not be built."""
     parser = argparse.ArgumentParser(prog="python -m kernels_numba.nvidia.build", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="KERNEL", help="kernels to build (default: all)")
-    parser.add_argument("--arch", choices=ARCHS, action="append", help="target, may be repeated (default: all)")
+    targets = sorted({*ARCHS, *(arch for spec in BY_NAME.values() for arch in spec.archs)})
+    parser.add_argument("--arch", choices=targets, action="append", help="target, may be repeated (default: all)")
     parser.add_argument("--directory", type=Path, help="where the cubins go (default: the cache)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in BY_NAME]

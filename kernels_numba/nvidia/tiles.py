@@ -15,9 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.cuda.extending import intrinsic
 
-from kernels_numba.nvidia.ptx import MMA, constant, e2m1_halves, f32, inline, types, u32
+from kernels_numba.nvidia.ptx import (
+    BARRIER,
+    MMA,
+    ORDERED,
+    WGMMA_DONE,
+    constant,
+    e2m1_halves,
+    f32,
+    inline,
+    types,
+    u32,
+    wgmma_pair,
+)
 
 _PAIRS = "mul.f16x2 $0,$1,$2;", "r", "rr"
 _ADD = "add.f16x2 $0,$1,$2;", "r", "rr"
@@ -111,6 +124,35 @@ mma_f16_pair = _intrinsic(3, _third, _mma("f16"))
 mma_bf16_pair = _intrinsic(3, _third, _mma("bf16"))
 
 
+def _b_descriptor(e: _Emitter, address: Any, c: Any) -> Any:
+    """Addresses and distances in units of 16 bytes: to the other half of a step of k, and to the next 8 columns."""
+    wide, tiles = ir.IntType(64), c.type.count
+    place = e.b.zext(e.b.and_(e.b.lshr(address, constant(4)), constant(0x3FFF)), wide)
+    return e.b.or_(place, ir.Constant(wide, (128 * tiles >> 4) << 16 | (128 >> 4) << 32))
+
+
+def _wgmma(e: _Emitter, a: Any, descriptor: Any, c: Any) -> list[Items]:
+    tiles = c.type.count
+    second = e.b.add(descriptor, ir.Constant(ir.IntType(64), 256 * tiles >> 4))
+    sums = [x for tile in e.items(c) for x in e.items(tile)]
+    found = inline(e.b, *wgmma_pair(tiles), [*e.items(a), descriptor, second, *sums], ORDERED, in_place=True)
+    return [found[4 * tile : 4 * tile + 4] for tile in range(tiles)]
+
+
+def _wgmma_done(e: _Emitter, c: Any) -> list[Items]:
+    tiles = c.type.count
+    sums = [x for tile in e.items(c) for x in e.items(tile)]
+    found = inline(e.b, WGMMA_DONE, "f" * len(sums), "f" * len(sums), sums, BARRIER, in_place=True)
+    return [found[4 * tile : 4 * tile + 4] for tile in range(tiles)]
+
+
+# of a warpgroup: its 4 warps have 16 rows of A each, B lies in shared memory as 8 x 8 matrices of 128 bytes, a column's
+# 8 of k in a row, [step of k][half of k][tile], at a descriptor's address. Begins; C is there when done
+b_descriptor = _intrinsic(2, lambda *_: types.int64, _b_descriptor, (u32, None))
+wgmma_f16_pair = _intrinsic(3, _third, _wgmma)
+wgmma_done = _intrinsic(1, lambda c: c, _wgmma_done)
+
+
 # ---- E2M1 with E4M3 scales
 def _nvfp4_keys(broadcast: tuple[str, str, str]) -> Callable[..., Items]:
     def build(e: _Emitter, upper: Any, lower: Any, *scales: Any) -> Items:
@@ -153,16 +195,22 @@ def _nvfp4_values(e: _Emitter, *blocks: Any) -> list[Items]:
 nvfp4_values = _intrinsic(2, lambda *_: _tuple_of(u32, 4, 8), _nvfp4_values)
 
 
-def _nvfp4_value_scales(e: _Emitter, *blocks: Any) -> list[Items]:
-    units = [e.items(block) for block in blocks]
-    return [
-        [(_first, _second)[tile % 2](e, block[2 * high + tile // 2]) for block in units for high in range(2)]
-        for tile in range(4)
-    ]
+def _nvfp4_value_scales(lifted: bool) -> Callable[..., list[Items]]:
+    def build(e: _Emitter, *blocks: Any) -> list[Items]:
+        units = [e.items(block) for block in blocks]
+        found = [
+            [(_first, _second)[tile % 2](e, block[2 * high + tile // 2]) for block in units for high in range(2)]
+            for tile in range(4)
+        ]
+        return [[e(_PAIRS, x, constant(_LIFT)) for x in tile] for tile in found] if lifted else found
+
+    return build
 
 
-# for each of the 4 tiles the scales of tokens (2q, 2q + 1) and 8 more of both blocks, as halves of scale * 2^-8
-nvfp4_value_scales = _intrinsic(2, lambda *_: _tuple_of(u32, 4, 4), _nvfp4_value_scales)
+# for each of the 4 tiles the scales of tokens (2q, 2q + 1) and 8 more of both blocks, as halves of scale * 2^-8 or,
+# lifted, 2^7
+nvfp4_value_scales = _intrinsic(2, lambda *_: _tuple_of(u32, 4, 4), _nvfp4_value_scales(lifted=False))
+nvfp4_value_scales_lifted = _intrinsic(2, lambda *_: _tuple_of(u32, 4, 4), _nvfp4_value_scales(lifted=True))
 
 
 # ---- bytes
@@ -228,11 +276,16 @@ def _scale_b(e: _Emitter, b: Any, scales: Any) -> list[Items]:
 
 
 def _scale_a(e: _Emitter, a: Any, scales: Any) -> Items:
-    factors = [e(_PAIRS, scale, constant(_LIFT)) for scale in e.items(scales)]
+    factors = e.items(scales)
     return [e(_PAIRS, word, factors[index // 2]) for index, word in enumerate(e.items(a))]
 
 
-# B, or A, times 4 pairs of halves, one for every 8 of k; for A lifted by 2^15 before
+def _scale_a_rows(e: _Emitter, a: Any, *rows: Any) -> Items:
+    return [e(_PAIRS, word, rows[index % 2]) for index, word in enumerate(e.items(a))]
+
+
+# B, or A, times 4 pairs of halves, one for every 8 of k; A with its rows g and g + 8 times a pair each
+scaled_a_rows = _intrinsic(3, lambda a, *_: a, _scale_a_rows)
 scaled_b = _intrinsic(2, lambda b, _: b, _scale_b)
 scaled_a = _intrinsic(2, lambda a, _: a, _scale_a)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels_numba.nvidia.emulated_memory import Memory
+
 WARP = 32
-PAIRS = frozenset({"mma_f16_pair", "mma_bf16_pair"})
+PAIRS = frozenset({"mma_f16_pair", "mma_bf16_pair", "wgmma_f16_pair"})
 _F, _U = np.float32, np.uint32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _PLACES = ((15, 11), (7, 3), (8, 14), (0, 6))
@@ -78,15 +80,18 @@ def _nvfp4_values(*blocks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(word[tile] for word in words) for tile in range(4))
 
 
-def _value_scales(*blocks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple(
-            _word(*(2.0**-8 * scale for scale in _scales(block[2 * high + tile // 2], bool(tile % 2))))
-            for block in blocks
-            for high in range(2)
+def _value_scales(power: int) -> Callable[..., tuple[tuple[int, ...], ...]]:
+    def extracted(*blocks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(
+                _word(*(2.0**power * scale for scale in _scales(block[2 * high + tile // 2], bool(tile % 2))))
+                for block in blocks
+                for high in range(2)
+            )
+            for tile in range(4)
         )
-        for tile in range(4)
-    )
+
+    return extracted
 
 
 def _byte_keys(decode: Callable[[int], float]) -> Callable[..., tuple[int, ...]]:
@@ -125,17 +130,21 @@ def _fma(x: float, y: float, z: float) -> Any:
 
 
 TILES: dict[str, Callable[..., Any]] = {
+    "wgmma_done": lambda c: c,
+    "b_descriptor": lambda address, c: address >> 4,
+    "key_scales": lambda z: tuple(_word(*(2.0**7 * scale for scale in _scales(z, second))) for second in (False, True)),
+    "nvfp4_value_scales": _value_scales(-8),
+    "nvfp4_value_scales_lifted": _value_scales(7),
+    "scaled_a_rows": lambda a, *rows: tuple(_times(w, rows[i % 2]) for i, w in enumerate(a)),
     "nvfp4_keys_low": _nvfp4_keys(0),
     "nvfp4_keys_high": _nvfp4_keys(1),
-    "key_scales": lambda z: tuple(_word(*(2.0**7 * scale for scale in _scales(z, second))) for second in (False, True)),
     "nvfp4_values": _nvfp4_values,
-    "nvfp4_value_scales": _value_scales,
     "fp8_keys": _byte_keys(_small_e4m3),
     "fp8_values": _byte_values(_small_e4m3),
     "int8_keys": _byte_keys(_int8),
     "int8_values": _byte_values(_int8),
     "scaled_b": lambda b, y: tuple(tuple(_times(w, s) for w, s in zip(tile, y, strict=True)) for tile in b),
-    "scaled_a": lambda a, y: tuple(_times(w, _word(*(_pair(y[i // 2]) * 2.0**15))) for i, w in enumerate(a)),
+    "scaled_a": lambda a, y: tuple(_times(w, y[i // 2]) for i, w in enumerate(a)),
     "scaled_rows": lambda c, *rows: tuple(tuple(_F(x * rows[i // 2]) for i, x in enumerate(tile)) for tile in c),
     "add_scaled_rows": lambda c, added, *rows: tuple(
         tuple(_fma(x, rows[i // 2], y) for i, (y, x) in enumerate(zip(tile, more, strict=True)))
@@ -151,6 +160,21 @@ TILES: dict[str, Callable[..., Any]] = {
         _F(-2e30) if row + 8 * (i // 2) > limits[i % 2] else x for i, x in enumerate(tile)
     ),
 }
+
+
+def with_b_of_shared_memory(arguments: list[tuple[Any, ...]], memory: Memory) -> list[tuple[Any, ...]]:
+    """Of a warp's part in ``wgmma_f16_pair``: the fragments of B as its lanes would hold them."""
+    (address,) = {16 * int(lane[1]) for lane in arguments}
+    tiles = len(arguments[0][2])
+    words = [
+        [memory.read("shared", _U, 4, address + (i * tiles + tile) * 128 + 16 * g) for i in range(4)]
+        for tile in range(tiles)
+        for g in range(8)
+    ]
+    return [
+        (a, tuple(tuple(words[8 * tile + lane // 4][i][lane % 4] for i in range(4)) for tile in range(tiles)), c)
+        for lane, (a, _, c) in enumerate(arguments)
+    ]
 
 
 def _matrix(words: Any, pair: Callable[[int], Any]) -> Any:

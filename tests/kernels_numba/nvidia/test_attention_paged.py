@@ -80,11 +80,11 @@ class Paged:
         partial = torch.full((slots, shape.kv_heads, plan.tiles, 16, 32, 4), torch.nan)
         statistics = torch.full((slots, shape.kv_heads, plan.tiles, 8, 2), torch.nan)
         out = torch.full((len(self.query), shape.query_width), torch.nan).bfloat16()
-        waits = attention_paged.waits(plan.codec, plan.tiles, plan.step_pages, plan.entries)
+        waits = attention_paged.waits(plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup)
         kv = self.kv.pages.data_ptr() + layout.layer_bytes * LAYER
         counts = (group, self.rows, self.rows, 0)
         launch(
-            attention_paged.source(plan.codec, plan.tiles, plan.step_pages, plan.entries),
+            attention_paged.source(plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup),
             (slots, shape.kv_heads, 1),
             32 * PAGED_WARPS,
             [
@@ -161,3 +161,10 @@ def test_rows(
 def test_codecs(codec: str, tiles: int, entries: int, rows: int) -> None:
     paged = Paged(codec, [150, 5], rows=rows)
     assert distance(paged.run(PagedPlan(codec, tiles, 1, entries - (codec == "bf16")), 3), paged.expected()) < ROUNDING
+
+
+@pytest.mark.parametrize(("tiles", "step_pages"), [(3, 1), (3, 2), (6, 1)], ids=str)
+def test_products_of_a_warpgroup(tiles: int, step_pages: int) -> None:
+    paged = Paged("nvfp4", [90, 150], rows=8 * tiles // 6)
+    plan = PagedPlan("nvfp4", tiles, step_pages, 3, warpgroup=True)
+    assert distance(paged.run(plan, 4), paged.expected()) < ROUNDING
