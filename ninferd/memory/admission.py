@@ -7,7 +7,7 @@ from typing import Literal
 
 from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.eviction import plan_with_growth
-from ninferd.memory.logical_pages import NO_HANDLES, NOWHERE, Handles
+from ninferd.memory.page_columns import NO_HANDLES, NOWHERE, Handles
 from ninferd.memory.reclaim import Demand, ReclaimPlan
 from ninferd.memory.snapshots import SHARED, Match, Snapshot
 from ninferd.memory.stores import Stores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ninferd.memory.flights import AfterLanding, start_spill
-from ninferd.memory.logical_pages import NOWHERE
+from ninferd.memory.page_columns import NOWHERE
 from ninferd.memory.reclaim import Demand, ReclaimPlan, plan_reclaim
 from ninferd.memory.snapshots import SHARED, Snapshot
 from ninferd.memory.stores import Stores

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ninferd.memory.copies import Landed, StateCopy, Transfer
-from ninferd.memory.logical_pages import NO_HANDLES, Handles
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.state_images import StateImage
 from ninferd.memory.stores import Stores
 

@@ -16,7 +16,7 @@ from ninferd.memory.copies import Landed, StateCopy, Transfer
 from ninferd.memory.eviction import carry_out, evict
 from ninferd.memory.flights import RestoreFlight
 from ninferd.memory.host_slabs import Slabs
-from ninferd.memory.logical_pages import NO_HANDLES, Handles
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.pages import PageIds
 from ninferd.memory.publication import copy_of_page
 from ninferd.memory.stores import Stores

@@ -13,7 +13,8 @@ import numpy as np
 from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.identity import IdentityTag, Tokens
-from ninferd.memory.logical_pages import NO_HANDLES, Handles, LogicalPages
+from ninferd.memory.logical_pages import LogicalPages
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.segment import BlockDigest, Segment, first_block_digest
 from ninferd.memory.snapshots import Match, Snapshot
 

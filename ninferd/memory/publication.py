@@ -10,7 +10,7 @@ from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.copies import Landed
 from ninferd.memory.eviction import carry_out, evict, forget, plan_with_growth
 from ninferd.memory.flights import start_capture, start_spill
-from ninferd.memory.logical_pages import NO_HANDLES, NOWHERE, Handles
+from ninferd.memory.page_columns import NO_HANDLES, NOWHERE, Handles
 from ninferd.memory.pages import PageReservation
 from ninferd.memory.reclaim import Demand, plan_reclaim
 from ninferd.memory.snapshots import SHARED, Snapshot, SnapshotKind

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ninferd.memory.logical_pages import NO_HANDLES, Handles
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.segment import Segment
 from ninferd.memory.snapshots import Snapshot
 from ninferd.memory.state_images import StateImage

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.identity import Tokens
-from ninferd.memory.logical_pages import NO_HANDLES, Handles
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.snapshots import Snapshot
 
 BlockDigest = Callable[[bytes], int]
@@ -39,10 +39,12 @@ class Segment:
             yield from children
 
     def subtree(self) -> Iterator[Snapshot]:
-        """Snapshots here and below."""
-        yield from self.snapshots
-        for child in self.offspring():
-            yield from child.subtree()
+        """Snapshots here and below. Without recursion: a conversation of forks is as deep as it is long."""
+        stack = [self]
+        while stack:
+            segment = stack.pop()
+            yield from segment.snapshots
+            stack.extend(segment.offspring())
 
     def path(self) -> Iterator[Segment]:
         """This segment and its ancestors, upward, without the root."""

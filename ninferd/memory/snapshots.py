@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from ninferd.memory.identity import Tokens
-from ninferd.memory.logical_pages import Handles
+from ninferd.memory.page_columns import Handles
 from ninferd.memory.state_images import StateImage
 
 if TYPE_CHECKING:

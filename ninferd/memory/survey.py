@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ninferd.memory.logical_pages import IDLE, NO_HANDLES, ON_DEVICE, ON_HOST, UNPINNED, UNSHARED, Handles
+from ninferd.memory.page_columns import IDLE, NO_HANDLES, ON_DEVICE, ON_HOST, UNPINNED, UNSHARED, Handles
 from ninferd.memory.segment import Segment
 from ninferd.memory.snapshots import Snapshot
 from ninferd.memory.stores import Stores

@@ -11,7 +11,8 @@ from kernels_numba.kv.codec import PAGE_TOKENS
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.geometry import pages_for
 from ninferd.memory.identity import Ledger, Tokens
-from ninferd.memory.logical_pages import NO_HANDLES, Handles, LogicalPages
+from ninferd.memory.logical_pages import LogicalPages
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.pages import PageIds, PageReservation
 from ninferd.memory.snapshots import Snapshot
 from ninferd.memory.state_images import StateImage

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.host_slabs import Slabs
-from ninferd.memory.logical_pages import NOWHERE, Handles, LogicalPages
+from ninferd.memory.logical_pages import LogicalPages
+from ninferd.memory.page_columns import NOWHERE, Handles
 from tests.memory.fakes import make_pages, reserve
 
 

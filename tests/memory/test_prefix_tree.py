@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.host_slabs import HostSlabs
 from ninferd.memory.identity import IdentityTag, MediaItem, Tokens
-from ninferd.memory.logical_pages import NO_HANDLES, Handles, LogicalPages
+from ninferd.memory.logical_pages import LogicalPages
+from ninferd.memory.page_columns import NO_HANDLES, Handles
 from ninferd.memory.prefix_tree import PrefixTree
 from ninferd.memory.segment import BlockDigest
 from ninferd.memory.snapshots import Snapshot

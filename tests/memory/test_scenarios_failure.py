@@ -230,9 +230,12 @@ def test_s45_a_tap_beside_an_admission_under_way_is_taken_if_there_is_room() -> 
 def test_s46_without_a_free_slot_a_tap_goes_to_the_host() -> None:
     engine = _engine(lanes=1, retained_images=0)
     job = engine.submit([7] * 500, 3, "t", outline=PromptOutline(opener=300))
+    engine.device.hold = True  # the sequence goes on, and writes its state, before the copy has landed
     engine.step()
     assert engine.counters.active_captures_completed == 1
     assert engine.counters.state_transfers.state_d2d_count == 0
+    _until(engine, lambda: job.ended)
+    engine.device.hold = False
     engine.drain()
     assert engine.counters.state_transfers.state_d2h_count == 2  # the tap, then the endpoint
     rewritten = engine.run([*([7] * 300), 1, 2, 3], 3, "t")

@@ -197,6 +197,17 @@ def test_s13_a_growing_conversation_stays_one() -> None:
     assert [s.superseded for s in engine.stores.tree.snapshots()].count(False) == 1
 
 
+def test_a_beginning_that_two_conversations_share_is_found_without_being_told() -> None:
+    engine = HashEngine(chunk=2048)
+    shared = [n % 89 for n in range(300)]
+    for n in range(3):
+        engine.run([*shared, *([n] * 100)], 1, str(n))
+    # The second one sees four full pages of the first that no snapshot ends, and leaves one there; the third uses it.
+    reuse = engine.counters.cache_reuse
+    assert (reuse.root_selections, reuse.shared_stable_prefix_selections) == (2, 1)
+    assert reuse.reused_prompt_tokens == 256
+
+
 @pytest.mark.parametrize(("stripped", "roots"), [(True, 1), (False, 4)], ids=["stripped", "volatile"])
 def test_s14_a_line_that_changes_every_turn_costs_every_hit(stripped: bool, roots: int) -> None:
     engine = HashEngine()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ninferd.memory.identity import Tokens
-from ninferd.memory.logical_pages import NO_HANDLES
+from ninferd.memory.page_columns import NO_HANDLES
 from ninferd.memory.sessions import SessionIndex
 from ninferd.memory.snapshots import SHARED, Snapshot
 from ninferd.memory.state_images import StateImage
