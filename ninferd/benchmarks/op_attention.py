@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.shapes import AttentionNorms, AttentionShape
+from kernels_numba.shapes import AttentionNorms
 from ninferd.benchmarks.kernels import KernelOptions, Timing
 from ninferd.benchmarks.results import Skipped
 from ninferd.benchmarks.roofs import causal_pairs
@@ -174,10 +174,16 @@ def _filled(subject: Subject, kv_dtype: str, lengths: Sequence[int]) -> _Cache:
     return _Cache(kv, table.to(subject.device), lengths)
 
 
-def _append(subject: Subject, kv: PagedKv, layer: int, projected: Tensor, slots: Tensor) -> Tensor:
-    shape: AttentionShape = subject.model.config.attention
-    angles = torch.arange(len(slots) * shape.rotary_dim // 2, device=subject.device).view(len(slots), -1) * 0.1
-    return subject.model.ops.append_kv(projected, _norms(subject), angles.cos(), angles.sin(), kv, layer, slots, shape)
+def _append(subject: Subject, kv: PagedKv, layer: int, projected: Tensor, slots: Tensor) -> None:
+    norms, angles = _norms(subject), _angles(subject, len(slots))
+    subject.model.ops.append_kv(projected, norms, *angles, kv, layer, slots, subject.model.config.attention)
+
+
+def _angles(subject: Subject, rows: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [rows, half of the dimensions that turn]."""
+    half = subject.model.config.attention.rotary_dim // 2
+    angles = 0.1 * torch.arange(rows * half, device=subject.device).view(rows, half)
+    return angles.cos(), angles.sin()
 
 
 def _norms(subject: Subject) -> AttentionNorms:

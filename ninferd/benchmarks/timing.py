@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from ninferd.engine.cuda_graphs import CudaGraphs
 from ninferd.engine.graphs import CaptureError
 
 GRAPH_LAUNCHES: Final = 48
-"""Calls in a graph at least: launching the graph itself takes several microseconds."""
+GRAPH_S: Final = 0.005
+"""A graph has so many launches or takes so long, at least: launching the graph itself takes several microseconds."""
 SUSTAINED_S: Final = 0.05
 """A card runs that long before anything counts: its clock falls under load, so a burst shows more than it keeps."""
 REPLAYS: Final = 7
@@ -35,14 +37,16 @@ class PerCall(NamedTuple):
 def seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device) -> PerCall:
     """The median of several passes over all of ``calls``, one after the other.
 
-    They should differ in what they read, so that no cache helps. On CUDA a pass is a graph of at least 48 launches, or
-    eager if the calls cannot be captured, as torch's ops that stand in for a kernel.
+    They should differ in what they read, so that no cache helps. On CUDA a pass is a graph of at least 48 launches, of
+    fewer if they take long, or eager if the calls cannot be captured, as torch's ops that stand in for a kernel.
     """
     if device.type == "cpu":
         return PerCall(_cpu_seconds(calls), captured=False)
-    repeated = list(calls) * max(1, -(-GRAPH_LAUNCHES // len(calls)))
     graphs = CudaGraphs(device)
-    replay = _captured(graphs, calls, repeated)
+    can_capture = _can_capture(graphs, calls)
+    eager = replay_seconds(partial(_run, calls), 2, device)[-1]
+    repeated = list(calls) * max(1, min(-(-GRAPH_LAUNCHES // len(calls)), math.ceil(GRAPH_S / eager)))
+    replay = _captured(graphs, repeated) if can_capture else None
     run = replay or partial(_run, calls)
     once = statistics.median(replay_seconds(run, 3, device))
     for _ in range(int(SUSTAINED_S / once)):
@@ -88,15 +92,16 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _captured(
-    graphs: CudaGraphs, calls: Sequence[Callable[[], object]], repeated: Sequence[Callable[[], object]]
-) -> Callable[[], None] | None:
-    """What replays ``repeated``, None if they cannot be captured. What ops make at their first call is made before."""
+def _can_capture(graphs: CudaGraphs, calls: Sequence[Callable[[], object]]) -> bool:
+    """Whether none of them waits for the device; what ops make at their first call is made here."""
     _, obstacle = graphs.observe(partial(_run, calls))
     if obstacle is not None:
         _, obstacle = graphs.observe(partial(_run, calls))  # it may have been the making
-    if obstacle is not None:
-        return None
+    return obstacle is None
+
+
+def _captured(graphs: CudaGraphs, repeated: Sequence[Callable[[], object]]) -> Callable[[], None] | None:
+    """What replays them, None if they cannot be captured after all."""
     try:
         return graphs.capture(partial(_run, repeated)).replay
     except CaptureError:
