@@ -49,8 +49,9 @@ def attention_decode(
 ) -> Tensor:
     sequences = len(context_lengths)
     rows = query.shape[0] // max(1, sequences)
-    plans = _plans(kv, shape, rows, device_of(query.device).arch) if query.is_cuda else ()
-    if not plans or not _fits(query, projected, kv, page_table, context_lengths):
+    fits = _fits(query, projected, kv, page_table, context_lengths)
+    plans = _plans(kv, shape, rows, device_of(query.device).arch) if fits else ()
+    if not plans:
         return attention.attention_decode(query, projected, kv, layer, page_table, context_lengths, shape)
     out = torch.empty((query.shape[0], shape.query_width), dtype=query.dtype, device=query.device)
     if not query.shape[0]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +18,17 @@ pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 from kernels_numba.kv.access import load, store
 from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
+from kernels_numba.kv.hadamard import hadamard
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import attention_combine, attention_paged
-from kernels_numba.nvidia.attention_decode_kernels import COMBINE_SHARED_BYTES
+from kernels_numba.nvidia import attention_combine, attention_decode_ops, attention_paged
+from kernels_numba.nvidia.attention_decode_kernels import COMBINE_SHARED_BYTES, PAGED, served_plans
 from kernels_numba.nvidia.attention_decode_plan import PAGED_WARPS, SCORE_SCALES, PagedPlan
 from kernels_numba.nvidia.attention_kernels import COMBINE_WARPS
+from kernels_numba.nvidia.kernel import ARCHS
+from kernels_numba.nvidia.registry import BY_NAME
 from kernels_numba.shapes import AttentionShape
-from tests.kernels_numba.nvidia.emulator import launch
+from tests.kernels_numba.nvidia.emulator import EmulatedDevice, launch
 
 HEAD_DIM, LAYERS, LAYER = 256, 2, 1
 ROUNDING = 2.5e-3
@@ -71,6 +77,13 @@ class Paged:
         total = len(self.contexts) * self.rows
         self.query = normal(total, self.heads, HEAD_DIM).bfloat16()
         self.projected = normal(total, self.shape.projected_width).bfloat16()
+
+    def rewrite(self, keys: Tensor, values: Tensor) -> None:
+        """The whole context of the only sequence, ``[pages, KV, PAGE_TOKENS, D]``."""
+        context = self.contexts[0]
+        positions = torch.arange(context)
+        slots = self.table[0].long()[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        store(self.kv, LAYER, slots, *(x.transpose(1, 2).flatten(0, 1)[:context] for x in (keys, values)))
 
     def run(self, plan: PagedPlan, slots: int, late: bool = True) -> Tensor:
         """``late``: asynchronous copies arrive at the last moment, not at once."""
@@ -133,16 +146,12 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def test_one_row() -> None:
-    paged = Paged("nvfp4", [200])
-    assert distance(paged.run(PagedPlan("nvfp4", 1, 1, 4), slots=2), paged.expected()) < ROUNDING
-
-
 @pytest.mark.parametrize(
     ("tiles", "step_pages", "entries", "heads", "rows", "contexts", "slots"),
     [
-        (1, 2, 3, 6, 1, [330, 1, 64], 6),
-        (3, 1, 4, 6, 4, [4, 200], 5),
+        (1, 2, 3, 6, 1, [200, 1, 64], 6),
+        (1, 1, 4, 3, 2, [130], 2),
+        (3, 1, 4, 6, 4, [4, 100], 5),
         (3, 2, 3, 6, 3, [150, 3], 4),
         (6, 1, 3, 6, 8, [77], 1),
     ],
@@ -157,14 +166,115 @@ def test_rows(
 
 
 @pytest.mark.parametrize("codec", ["fp8", "int8", "k8v4", "bf16"])
-@pytest.mark.parametrize(("tiles", "entries", "rows"), [(1, 4, 1), (3, 3, 4)], ids=["1 row", "4 rows"])
-def test_codecs(codec: str, tiles: int, entries: int, rows: int) -> None:
-    paged = Paged(codec, [150, 5], rows=rows)
-    assert distance(paged.run(PagedPlan(codec, tiles, 1, entries - (codec == "bf16")), 3), paged.expected()) < ROUNDING
+@pytest.mark.parametrize(("tiles", "rows"), [(1, 1), (3, 4)], ids=["1 row", "4 rows"])
+def test_codecs(codec: str, tiles: int, rows: int) -> None:
+    plan = next(plan for plan in PAGED if (plan.codec, plan.tiles) == (codec, max(tiles, 3 * (codec == "bf16"))))
+    paged = Paged(codec, [100, 5], rows=rows)
+    assert distance(paged.run(plan, 3), paged.expected()) < ROUNDING
 
 
-@pytest.mark.parametrize(("tiles", "step_pages"), [(3, 1), (3, 2), (6, 1)], ids=str)
-def test_products_of_a_warpgroup(tiles: int, step_pages: int) -> None:
-    paged = Paged("nvfp4", [90, 150], rows=8 * tiles // 6)
-    plan = PagedPlan("nvfp4", tiles, step_pages, 3, warpgroup=True)
-    assert distance(paged.run(plan, 4), paged.expected()) < ROUNDING
+def test_products_of_a_warpgroup() -> None:
+    paged = Paged("nvfp4", [90], rows=8)
+    (plan,) = (plan for plan in PAGED if plan.warpgroup)
+    assert distance(paged.run(plan, 1), paged.expected()) < ROUNDING
+
+
+def test_scales_of_rounded_keys() -> None:
+    """Where codes are scaled before the product."""
+    paged = Paged("int8", [70], rows=6)
+    assert distance(paged.run(PagedPlan("int8", 6, 1, 3), 1), paged.expected()) < ROUNDING
+
+
+def test_several_kv_heads_and_copies_that_arrive_at_once() -> None:
+    paged = Paged("nvfp4", [150], heads=6, kv_heads=3, rows=2)
+    assert distance(paged.run(PagedPlan("nvfp4", 1, 1, 4), 2, late=False), paged.expected()) < ROUNDING
+
+
+@pytest.mark.parametrize("codec", ["nvfp4", "int8"])
+def test_references_are_replaced(codec: str) -> None:
+    """Scores grow from page to page, by more than the headroom; the first rows of a page are the largest."""
+    paged = Paged(codec, [250], rows=1)
+    keys, values = load(paged.kv, LAYER, paged.table[0, :4].long(), torch.float32)
+    growing = torch.arange(1, 5)[:, None, None, None] * torch.linspace(8, 1, PAGE_TOKENS)[:, None]
+    paged.rewrite(hadamard(keys) * growing, values)  # stored keys are turned, and so are these, back
+    plan = PagedPlan(codec, 1, 1, 4)
+    expected = paged.expected()
+    assert distance(paged.run(plan, 1), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("scale", [2.0**-9, 2.0**8], ids=["small", "large"])
+@pytest.mark.parametrize("codec", ["nvfp4", "fp8", "int8"])
+def test_the_whole_range_of_scales(codec: str, scale: float) -> None:
+    """Subnormal scales of NVFP4, and scales whose products with probabilities leave the normal halves."""
+    paged = Paged(codec, [60], key_scale=scale, value_scale=scale)
+    paged.query = (paged.query.double() / scale).bfloat16()
+    plan = next(plan for plan in PAGED if (plan.codec, plan.tiles) == (codec, 1))
+    assert distance(paged.run(plan, 1), paged.expected()) < ROUNDING
+
+
+def test_an_empty_sequence_yields_zeros() -> None:
+    paged = Paged("nvfp4", [70, 5], heads=2)
+    paged.lengths[1] = 0
+    paged.table[1] = 1 << 30
+    out = paged.run(PagedPlan("nvfp4", 1, 1, 4), 4)
+    assert not out[1].any()
+    assert distance(out[:1], paged.expected()[:1]) < ROUNDING
+
+
+class Device(EmulatedDevice):
+    """One that has no kernels of many columns."""
+
+    arch, index = "sm_80", 0
+
+    def kernel(self, name: str) -> Callable[..., None]:
+        spec = BY_NAME[name]
+        module = importlib.import_module(f"kernels_numba.nvidia.{spec.module}")
+        types: dict[str, Callable[[Any], Any]] = {"l": int, "i": int, "f": np.float32}
+
+        def run(grid: tuple[int, int, int], *arguments: Any, shared_bytes: int = 0, programmatic: bool = False) -> None:
+            self.launched.append(name)
+            assert shared_bytes <= self.shared_bytes_per_block
+            launch(
+                module.source(*spec.arguments),
+                grid,
+                spec.threads,
+                [types[letter](value) for letter, value in zip(spec.signature, arguments, strict=True)],
+                self.tensors,
+                shared_bytes=shared_bytes,
+                waits=module.waits(*spec.arguments) if hasattr(module, "waits") else None,
+            )
+
+        return run
+
+
+def test_rows_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five rows of six heads where 24 columns are the most: four, then one."""
+    paged, device = Paged("fp8", [30, 70], rows=5), Device(random.Random(0))
+    device.tensors += [paged.query, paged.projected, paged.kv.pages, paged.table, paged.lengths]
+    monkeypatch.setattr(attention_decode_ops, "device_of", lambda _: device)
+    monkeypatch.setattr(attention_decode_ops, "resident_blocks", lambda *_: 2)
+    monkeypatch.setattr(attention_decode_ops, "integers", lambda *_: True)
+    monkeypatch.setattr(torch, "empty", device.empty)
+    out = attention_decode_ops.attention_decode(
+        paged.query, paged.projected, paged.kv, LAYER, paged.table, paged.lengths, paged.shape
+    )
+    assert device.launched == [
+        *("attention_paged_fp8_3x1", "attention_combine_256"),
+        *("attention_paged_fp8_1x1", "attention_combine_256"),
+    ]
+    assert distance(out, paged.expected()) < ROUNDING
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("codec", ["nvfp4", "fp8", "int8", "k8v4", "bf16"])
+def test_kernels_of_a_device(codec: str, arch: str) -> None:
+    """Each number of tiles once, from few to many; in the shared memory of a block."""
+    plans = served_plans(codec, arch)
+    tiles = [plan.tiles for plan in plans]
+    assert tiles == sorted(set(tiles))
+    assert tiles[-1] == (3 if arch in ("sm_80", "sm_86", "sm_89") else 6)
+    assert tiles[0] == (3 if codec == "bf16" else 1)
+    assert all(plan.shared_bytes <= 99 << 10 for plan in plans)
+    assert [plan for plan in plans if plan.warpgroup] == (
+        list(plans[-1:]) if (codec, arch) == ("nvfp4", "sm_90") else []
+    )
