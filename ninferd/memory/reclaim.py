@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -17,8 +19,10 @@ from ninferd.memory.segment import Segment
 from ninferd.memory.snapshots import Snapshot
 from ninferd.memory.state_images import StateImage
 from ninferd.memory.stores import Stores
-from ninferd.memory.survey import Flags, Survey
+from ninferd.memory.survey import Flags, Places, Survey
 from ninferd.memory.worth import exclusive, ranked
+
+_NOWHERE: Final[Places] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -87,39 +91,52 @@ def plan_reclaim(stores: Stores, demand: Demand, *, grow: bool = True) -> Reclai
 
 
 class _Planner:
+    """One demand. Values are only computed if something must be moved or lost: most plans just drop copies."""
+
     def __init__(self, stores: Stores, demand: Demand, *, grow: bool) -> None:
         self._stores = stores
         self._demand = demand
         self._room = stores.slabs.obtainable() if grow else stores.slabs.free
         self._survey = Survey(stores)
-        self._ranked = ranked(stores, list(stores.tree.snapshots()))
-        order = [each for _, each in self._ranked]
-        self._survey.rank_units(order)
-        lesser = sum(self._may_lose(dense, each) for dense, each in self._ranked)
-        of_lesser = np.array([unit.rank < lesser for unit in self._survey.units], np.bool_)
-        self._spare = self._survey.doubled & of_lesser[self._survey.of_unit]  # host copies that this demand may take
-        idle = [each for each in order if each.image.on_device and not each.image.pins]
+        self._snapshots = list(stores.tree.snapshots())
+        idle = [each for each in self._snapshots if each.image.on_device and not each.image.pins]
         self._backed = [each for each in idle if each.image.slabs is not None]
         self._backed.sort(key=lambda each: (not each.superseded, each.last_used))
         self._lonely = [each for each in idle if each.image.slabs is None]
-        self._spare_images = [each for each in order[:lesser] if each.image.droppable]
         self._segment_units = {id(u.segment): i for i, u in enumerate(self._survey.units) if u.owner is None}
         self._tail_units = {id(u.owner): i for i, u in enumerate(self._survey.units) if u.owner is not None}
+
+    @cached_property
+    def _ranked(self) -> list[tuple[float, Snapshot]]:
+        """Densities, and snapshots in the order in which they are given up; the units of the survey know it, too."""
+        valued = ranked(self._stores, self._snapshots)
+        self._survey.rank_units([each for _, each in valued])
+        return valued
+
+    @cached_property
+    def _lesser(self) -> list[Snapshot]:
+        """What the demand may cost, in the order in which it is given up."""
+        return [each for dense, each in self._ranked if self._may_lose(dense, each)]
+
+    @cached_property
+    def _spare(self) -> Flags:
+        """Host copies that the demand may take from pages that are on the device as well."""
+        of_lesser = np.array([unit.rank < len(self._lesser) for unit in self._survey.units], np.bool_)
+        return self._survey.doubled & of_lesser[self._survey.of_unit]
 
     def plan(self) -> ReclaimPlan | None:
         victims: list[Snapshot] = []
         split = first = self._split(victims)
-        for dense, snapshot in self._ranked:
-            if not split.short:
-                break
-            if snapshot.pins or not self._may_lose(dense, snapshot):
-                continue
+        for snapshot in self._lesser if split.short else ():
             attempt = self._split([*victims, snapshot])
-            if attempt.short < split.short:
+            if attempt.short < split.short and not snapshot.pins:
                 victims.append(snapshot)
                 split = attempt
-        if split.short:
-            return None
+            if not split.short:
+                break
+        else:
+            if split.short:
+                return None
         for snapshot in reversed(victims.copy()):  # from the most valuable on: was it needed after all?
             without = [each for each in victims if each is not snapshot]
             attempt = self._split(without)
@@ -152,7 +169,7 @@ class _Planner:
         if missing:
             kept = ~gone[survey.of_unit]
             host_page_drops = min(missing, int(self._spare_after(kept, page_drops).sum()))
-            images = _without(self._spare_images, [*victims, *_without(self._backed, victims)[:image_drops]])
+            images = self._spare_images([*victims, *_without(self._backed, victims)[:image_drops]])
             host_image_drops = min(-(-(missing - host_page_drops) // per_image), len(images))
         host_drops = host_page_drops + host_image_drops * per_image
         return _Split(
@@ -172,25 +189,36 @@ class _Planner:
     def _steps(self, victims: list[Snapshot], split: _Split, wished_slabs: int) -> ReclaimPlan:
         survey = self._survey
         kept = ~self._gone(victims)[survey.of_unit]
-        backed, lonely = _without(self._backed, victims), _without(self._lonely, victims)
-        image_drops, image_moves = backed[: split.image_drops], lonely[: split.image_moves]
-        spare_images = _without(self._spare_images, [*victims, *image_drops])
+        image_drops = _without(self._backed, victims)[: split.image_drops]
+        image_moves = []
+        if split.image_moves:
+            names = {id(each) for each in _without(self._lonely, victims)}
+            image_moves = [each for _, each in self._ranked if id(each) in names][: split.image_moves]
         drops = survey.first(survey.backed & kept, split.page_drops)
-        moves = survey.least_valuable(survey.lonely & kept, split.page_moves)
+        moves = host_drops = _NOWHERE
+        if split.page_moves and self._ranked:
+            moves = survey.least_valuable(survey.lonely & kept, split.page_moves)
+        if split.host_page_drops:
+            host_drops = survey.least_valuable(self._spare_after(kept, split.page_drops), split.host_page_drops)
+        host_images = self._spare_images([*victims, *image_drops]) if split.host_image_drops else []
         return ReclaimPlan(
-            host_page_drops=survey.least_valuable(self._spare_after(kept, split.page_drops), split.host_page_drops),
-            host_image_drops=tuple(each.image for each in spare_images[: split.host_image_drops]),
+            host_page_drops=survey.handles[host_drops],
+            host_image_drops=tuple(each.image for each in host_images[: split.host_image_drops]),
             grow_to=split.grow_to,
             evictions=tuple(victims),
-            page_drops=drops,
+            page_drops=survey.handles[drops],
             image_drops=tuple(each.image for each in image_drops),
-            page_moves=moves,
+            page_moves=survey.handles[moves],
             image_moves=tuple(each.image for each in image_moves),
             slabs=split.slabs,
             wished_slabs=wished_slabs,
             kv_lineages=survey.lineages(np.concatenate((drops, moves))),
             image_lineages=frozenset(each.lineage for each in (*image_drops, *image_moves)),
         )
+
+    def _spare_images(self, taken: list[Snapshot]) -> list[Snapshot]:
+        """Snapshots whose image the host may give up, because the device has it, too."""
+        return [each for each in _without(self._lesser, taken) if each.image.droppable]
 
     def _spare_after(self, kept: Flags, page_drops: int) -> Flags:
         """Host copies that may be dropped once ``page_drops`` pages are on the host alone."""

@@ -14,6 +14,7 @@ from ninferd.memory.stores import Stores
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]  # indices into ``Survey.handles``
 
 
 @dataclass(eq=False, slots=True)
@@ -81,27 +82,28 @@ class Survey:
             owner = unit.owner
             unit.rank = highest[id(unit.segment)] if owner is None else places.get(id(owner), len(order))
 
-    def lineages(self, handles: Handles) -> frozenset[int]:
-        """Conversations that need any of these pages."""
-        units = np.unique(self.of_unit[np.isin(self.handles, handles)]) if len(handles) else ()
+    def lineages(self, places: Places) -> frozenset[int]:
+        """Conversations that need any of the pages at these places."""
         found: set[int] = set()
-        for unit in (self.units[index] for index in units):
+        for unit in (self.units[index] for index in np.unique(self.of_unit[places])):
             if unit.owner is not None:
                 found.add(unit.owner.lineage)
             else:
                 found.update(snapshot.lineage for snapshot in unit.segment.subtree())
         return frozenset(found)
 
-    def first(self, flags: Flags, wanted: int) -> Handles:
-        """The first ``wanted`` flagged pages in the order of the units."""
-        return self.handles[np.flatnonzero(flags)[:wanted]]
+    def first(self, flags: Flags, wanted: int) -> Places:
+        """Places of the first ``wanted`` flagged pages in the order of the units."""
+        return np.flatnonzero(flags)[:wanted]
 
-    def least_valuable(self, flags: Flags, wanted: int) -> Handles:
-        """``wanted`` flagged pages of the units of lowest rank, within a unit from its end."""
+    def least_valuable(self, flags: Flags, wanted: int) -> Places:
+        """Places of ``wanted`` flagged pages of the units of lowest rank, within a unit from its end."""
+        if not wanted:
+            return np.zeros(0, np.int64)
         ranks = np.array([unit.rank for unit in self.units], np.int64)
         places = np.flatnonzero(flags)
         order = np.argsort(ranks[self.of_unit[places]], kind="stable")
-        return self.handles[places[order[:wanted]]]
+        return places[order[:wanted]]
 
     def _units(self) -> list[Unit]:
         made = []

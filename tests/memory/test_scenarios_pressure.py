@@ -252,3 +252,19 @@ def test_the_prefix_of_a_blocked_head_comes_back_while_it_waits() -> None:
     assert (running.ended, again.cached) == (True, 767)
     assert kv.main_kv_h2d_pages == 12  # only the tail was left to restore
     assert engine.counters.pressure.private_owners_evicted == 0
+
+
+def test_copies_under_way_are_waited_for_before_anything_is_lost() -> None:
+    engine = _engine(host_slabs=14)
+    engine.device.refuse = 1
+    small = engine.run([1] * 200, 1, "small")  # 4 pages, on the device alone
+    engine.device.hold = True
+    engine.run_until_ended([2] * 768, 1)  # 12 pages; their copies take the whole host and have not landed
+    third = engine.submit([3] * 1088, 1)  # 17 pages: one too many
+    engine.step()
+    assert third.refused is not None
+    assert third.refused.kind == "needs_transfer"
+    engine.device.hold = False
+    engine.drain()
+    assert engine.counters.pressure.private_owners_evicted == 0
+    assert engine.run(small.turn([4]), 1, "small").cached == 200
