@@ -13,7 +13,7 @@ from ninferd.benchmarks.kernels import KernelOptions, Timing
 from ninferd.benchmarks.rehearsal import SAMPLED
 from ninferd.benchmarks.subject import Subject
 from ninferd.benchmarks.timing import seconds_per_call
-from ninferd.engine.sampler import Sampler
+from ninferd.engine.sampler import Prepared, Sampler
 
 
 def measure_norms(subject: Subject, options: KernelOptions) -> Iterator[Timing]:
@@ -49,7 +49,7 @@ def measure_sampling(subject: Subject, options: KernelOptions) -> Iterator[Timin
         sampler.prepare(range(lanes))
         logits = [_random(subject, lanes, vocab).float() for _ in range(4)]
         for case, draws in (("the likeliest", False), ("temperature, top-k, top-p", True)):
-            calls = [partial(sampler.rank, each, draws=draws) for each in logits]
+            calls = [partial(sampler.rank, each, Prepared(draws, False)) for each in logits]
             per_call = seconds_per_call(calls, subject.device)
             yield Timing("sampling", case, 1, per_call, lanes=lanes, read_bytes=logits[0].nbytes)
 

@@ -33,7 +33,7 @@ from ninferd.engine.messages import (
     SamplingParams,
     TokensGenerated,
 )
-from ninferd.engine.sampler import Ranked, Sampler
+from ninferd.engine.sampler import Prepared, Ranked, Sampler
 from ninferd.engine.scheduler import DecodeRound, PrefillChunk, Scheduler
 from ninferd.engine.sequence import Lane, Sequence
 from ninferd.memory.errors import InvariantError
@@ -281,7 +281,7 @@ class Engine:
         if following is not None and following.sequences == sequences:
             return following.shape
         self._batches.load_decode(sequences)
-        return RoundShape(len(sequences), self._sampler.prepare([sequence.held.row for sequence in sequences]))
+        return self._prepared_shape(sequences)
 
     def _decode(self, sequences: tuple[Sequence, ...], shape: RoundShape) -> Ranked:
         ranked = self._rounds(shape)
@@ -293,14 +293,17 @@ class Engine:
         """While the device works, load the round after this one, should all its sequences go on; then sample."""
         if overlaps and all(each.generated + 1 < each.entitlement.output_tokens for each in sequences):
             self._batches.load_following(sequences)
-            draws = self._sampler.prepare([each.held.row for each in sequences], ahead=1)
-            self._following = _Following(sequences, RoundShape(len(sequences), draws))
+            self._following = _Following(sequences, self._prepared_shape(sequences, ahead=1))
         self._sample(ranked, sequences)
+
+    def _prepared_shape(self, sequences: tuple[Sequence, ...], ahead: int = 0) -> RoundShape:
+        prepared = self._sampler.prepare([each.held.row for each in sequences], ahead)
+        return RoundShape(len(sequences), prepared.draws, penalties=prepared.penalties)
 
     def _decode_round(self, shape: RoundShape) -> Ranked:
         """The round that was loaded. A function of device memory alone: it may be captured, and then is not called."""
         logits = self._model.forward(self._batches.decode(shape.lanes, shape.rows), self._caches)
-        ranked = self._sampler.rank(logits, draws=shape.draws)
+        ranked = self._sampler.rank(logits, Prepared(shape.draws, shape.penalties))
         if shape.rows == 1:
             self._batches.feed(ranked.answer[0])
         return ranked

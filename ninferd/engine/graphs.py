@@ -34,10 +34,13 @@ class RoundShape(NamedTuple):
     lanes: int
     draws: bool  # tokens are drawn in it
     rows: int = 1  # of each lane: its last token, and drafts that are verified
+    penalties: bool = False  # tokens are penalised and counted in it
 
     def __str__(self) -> str:
         lanes = f"{self.lanes} lane{'s' if self.lanes > 1 else ''}"
-        return f"{lanes}{f' of {self.rows} rows' if self.rows > 1 else ''}{' with draws' if self.draws else ''}"
+        rows = f" of {self.rows} rows" if self.rows > 1 else ""
+        more = [name for name, wanted in (("draws", self.draws), ("penalties", self.penalties)) if wanted]
+        return f"{lanes}{rows}{' with ' if more else ''}{' and '.join(more)}"
 
 
 class CaptureError(Exception):

@@ -23,9 +23,9 @@ class TokenCounts:
         self._in_prompt[row] = False
         self._in_prompt[row, torch.from_numpy(prompt).to(self._in_prompt.device)] = True
 
-    def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count one generated token per row; rows are distinct."""
-        self._generated[rows, tokens] += 1
+    def add(self, rows: torch.Tensor, tokens: torch.Tensor, by: int = 1) -> None:
+        """Count one generated token per row, or take it back; rows are distinct."""
+        self._generated[rows, tokens] += by
 
     def penalise(
         self,

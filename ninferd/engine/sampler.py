@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,24 @@ class Sampled:
     as_ranked: bool  # the tokens are those of the ranked answer
 
 
+class Prepared(NamedTuple):
+    """What has been sent to the device for the next tokens of some lanes."""
+
+    draws: bool  # random numbers and truncation, as some have a temperature
+    penalties: bool  # strengths, as some have any; the tokens are then counted there, too
+
+
+NOTHING: Final = Prepared(draws=False, penalties=False)
+
+
 @dataclass(frozen=True)
 class Ranked:
     """Logits and what follows from them without a look at the device, so that it may be captured in a graph."""
 
     logits: torch.Tensor  # float32 [R, V], without the rows of padding
+    penalised: torch.Tensor  # the same with the penalties that were prepared
     answer: torch.Tensor  # int64 [3, R]: tokens; whether the largest logit is finite; whether the token is certain
-    drawn: bool  # tokens are drawn where the request has a temperature; otherwise they are those of the largest logits
+    prepared: Prepared  # what the tokens take into account; otherwise they are those of the largest logits
 
 
 @dataclass(slots=True)
@@ -73,40 +85,48 @@ class Sampler:
         """The lane's request has ended."""
         del self._lanes[row]
 
-    def prepare(self, rows: Sequence[int], ahead: int = 0) -> bool:
-        """Whether the next tokens of these lanes can be drawn by ``rank``, whose inputs are then sent.
+    def prepare(self, rows: Sequence[int], ahead: int = 0) -> Prepared:
+        """Send what ``rank`` needs to choose the next tokens of these lanes, if that is more than their logits.
 
-        They cannot if none has a temperature, nor if any has a penalty, which needs its own counts. ``ahead``: of how
-        many rounds the tokens are still to be sampled before.
+        ``ahead``: of how many rounds the tokens are still to be sampled before.
         """
         lanes = [self._lanes[row] for row in rows]
-        if any(lane.penalised for lane in lanes) or all(lane.params.temperature == 0.0 for lane in lanes):
-            return False
-        self._inputs.load([lane.params for lane in lanes], _uniforms(lanes, ahead))
-        return True
+        prepared = _wanted(lanes)
+        if prepared != NOTHING:
+            self._inputs.load([lane.params for lane in lanes], _uniforms(lanes, ahead), rows)
+        return prepared
 
-    def rank(self, logits: torch.Tensor, *, draws: bool = False) -> Ranked:
+    def rank(self, logits: torch.Tensor, prepared: Prepared = NOTHING) -> Ranked:
         """The part of sampling that leaves nothing for the host to decide, of logits float32 [R, V].
 
-        With ``draws`` the rows are the lanes that were prepared. Logits from ``vocab_size`` on are those of padding
-        rows, which stand for no token: as if they were not there.
+        With anything prepared the rows are the lanes that it was for. Logits from ``vocab_size`` on are those of
+        padding rows, which stand for no token: as if they were not there.
         """
-        logits = logits[:, : self._vocab_size]
+        logits = penalised = logits[:, : self._vocab_size]
         best, tokens = logits.max(dim=-1)
         certain = torch.ones_like(tokens)
-        if draws:
-            temperature, top_k, top_p, min_p, uniform = self._inputs.columns(len(tokens))
-            weights = softmax_weights(logits, temperature)
-            weights, settled = truncate_by_candidates(weights, top_k.long(), top_p, min_p)
-            tokens = torch.where(temperature > 0.0, draw(weights, uniform), tokens)
+        if prepared == NOTHING:
+            return Ranked(logits, logits, torch.stack((tokens, torch.isfinite(best).long(), certain)), prepared)
+        lanes = self._inputs.columns(len(tokens))
+        if prepared.penalties:
+            assert self._counts is not None
+            strengths = lanes.presence, lanes.frequency, lanes.repetition
+            penalised = self._counts.penalise(logits, lanes.row.long(), *strengths)
+            tokens = penalised.argmax(dim=-1)
+        if prepared.draws:
+            weights = softmax_weights(penalised, lanes.temperature)
+            weights, settled = truncate_by_candidates(weights, lanes.top_k.long(), lanes.top_p, lanes.min_p)
+            tokens = torch.where(lanes.temperature > 0.0, draw(weights, lanes.uniform), tokens)
             certain = settled.long()
-        return Ranked(logits, torch.stack((tokens, torch.isfinite(best).long(), certain)), draws)
+        if prepared.penalties and self._counts is not None:  # also of lanes without, whose counts nobody reads
+            self._counts.add(lanes.row.long(), tokens)
+        return Ranked(logits, penalised, torch.stack((tokens, torch.isfinite(best).long(), certain)), prepared)
 
     def sample(self, ranked: Ranked, rows: Sequence[int]) -> Sampled:
         """One token per row; ``rows`` are the lanes they belong to."""
         lanes = [self._lanes[row] for row in rows]
-        answer, as_ranked = ranked.answer, True
-        if any(lane.penalised or (lane.params.temperature > 0.0 and not ranked.drawn) for lane in lanes):
+        answer, prepared, as_ranked = ranked.answer, ranked.prepared, True
+        if prepared == NOTHING != _wanted(lanes):
             penalised = self._penalise(ranked.logits, rows, lanes)
             tokens = answer[0] if penalised is ranked.logits else penalised.argmax(dim=-1)
             tokens = self._redraw(penalised, tokens, lanes)
@@ -114,7 +134,10 @@ class Sampler:
             answer, as_ranked = torch.stack((tokens, answer[1], torch.ones_like(tokens))), False
         chosen, usable, certain = answer.tolist()  # the one wait for the device, in most rounds
         if not all(certain):
-            chosen, as_ranked = self._redraw(ranked.logits, answer[0], lanes).tolist(), False
+            tokens = self._redraw(ranked.penalised, answer[0], lanes)
+            self._count(answer[0], rows, lanes, by=-1)
+            self._count(tokens, rows, lanes)
+            chosen, as_ranked = tokens.tolist(), False
         for lane in lanes:
             lane.drawn += 1
         return Sampled(chosen, list(map(bool, usable)), _logprobs(ranked.logits, chosen, lanes), as_ranked)
@@ -163,14 +186,20 @@ class Sampler:
             weights = truncate(weights, top_k.long(), top_p, min_p, sorts=sorts)
         return draw(weights, uniform)
 
-    def _count(self, tokens: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling]) -> None:
+    def _count(self, tokens: torch.Tensor, rows: Sequence[int], lanes: list[_LaneSampling], by: int = 1) -> None:
         chosen = [index for index, lane in enumerate(lanes) if lane.penalised]
         if chosen and self._counts is not None:
             lane_rows = torch.tensor([rows[index] for index in chosen], device=self._device)
-            self._counts.add(lane_rows, tokens[torch.tensor(chosen, device=self._device)])
+            self._counts.add(lane_rows, tokens[torch.tensor(chosen, device=self._device)], by)
 
     def _tensor(self, values: list[list[float]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def _wanted(lanes: list[_LaneSampling]) -> Prepared:
+    return Prepared(
+        draws=any(lane.params.temperature > 0.0 for lane in lanes), penalties=any(lane.penalised for lane in lanes)
+    )
 
 
 def _uniforms(lanes: list[_LaneSampling], ahead: int = 0) -> npt.NDArray[np.float64]:

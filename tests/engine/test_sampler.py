@@ -27,7 +27,7 @@ def _sampler(params: list[SamplingParams], vocab: int, prompt: npt.NDArray[np.in
 
 
 def _sample(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int]) -> Sampled:
-    return sampler.sample(sampler.rank(logits, draws=sampler.prepare(rows)), rows)
+    return sampler.sample(sampler.rank(logits, sampler.prepare(rows)), rows)
 
 
 def _distribution(logits: list[float], params: SamplingParams) -> npt.NDArray[np.float64]:
@@ -308,7 +308,8 @@ def test_padding_rows_of_the_head_do_not_exist(params: SamplingParams, padding: 
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0], ids="spread={}".format)
-def test_drawing_before_the_host_looks_changes_nothing(spread: float) -> None:
+@pytest.mark.parametrize("penalties", [False, True], ids=["without penalties", "with penalties"])
+def test_drawing_before_the_host_looks_changes_nothing(spread: float, penalties: bool) -> None:
     """Prepared draws against those that the host directs, also where a few candidates do not settle a truncation."""
     params = [
         SamplingParams(seed=1),
@@ -317,15 +318,18 @@ def test_drawing_before_the_host_looks_changes_nothing(spread: float) -> None:
         SamplingParams(seed=4, temperature=1.2, top_k=60),
         SamplingParams(seed=5, top_p=0.999, top_logprobs=1),
         SamplingParams(seed=6, min_p=0.2),
+        SamplingParams(seed=7, top_k=5, presence_penalty=0.9, frequency_penalty=0.3),
+        SamplingParams(seed=8, temperature=0.0, repetition_penalty=1.7),
+        SamplingParams(seed=9, temperature=0.9, top_p=0.9, repetition_penalty=0.6, top_logprobs=2),
     ]
+    params = params if penalties else params[:6]
     generator = torch.Generator().manual_seed(0)
     prepared, directed = _sampler(params, 1000), _sampler(params, 1000)
-    lanes = [4, 0, 1, 5, 3, 2]
+    lanes = [4, 0, 1, 5, 3, 2, *([8, 6, 7] if penalties else [])]
     certain = []
     for _ in range(30):
-        logits = spread * torch.randn(6, 1000, generator=generator)
-        assert prepared.prepare(lanes)
-        ranked = prepared.rank(logits, draws=True)
+        logits = spread * torch.randn(1, 1000, generator=generator).repeat(len(params), 1)
+        ranked = prepared.rank(logits, prepared.prepare(lanes))
         certain.append(bool(ranked.answer[2].all()))
         found = prepared.sample(ranked, lanes)
         assert found.as_ranked == certain[-1]
@@ -333,7 +337,7 @@ def test_drawing_before_the_host_looks_changes_nothing(spread: float) -> None:
     assert any(certain) == (spread == 8.0)
 
 
-def test_what_cannot_be_prepared() -> None:
+def test_what_is_prepared() -> None:
     params = [
         SamplingParams(seed=0, temperature=0.0),
         SamplingParams(seed=1),
@@ -341,16 +345,15 @@ def test_what_cannot_be_prepared() -> None:
     ]
     sampler = _sampler(params, 5)
     prepared = [sampler.prepare(rows) for rows in ([0], [1], [0, 1], [2], [1, 2], [0, 2])]
-    assert prepared == [False, True, True, False, False, False]
+    assert prepared == [(False, False), (True, False), (True, False), (True, True), (True, True), (True, True)]
 
 
 def test_draws_ahead_are_those_of_the_round_after() -> None:
     params = [SamplingParams(seed=1), SamplingParams(seed=2, temperature=0.5, top_k=3)]
     logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0))
     early, late = _sampler(params, 50), _sampler(params, 50)
-    early.prepare([0, 1])
+    prepared = early.prepare([0, 1])
     for each in logits:
-        ranked = early.rank(each, draws=True)
-        early.prepare([0, 1], ahead=1)
-        late.prepare([0, 1])
-        assert early.sample(ranked, [0, 1]) == late.sample(late.rank(each, draws=True), [0, 1])
+        ranked = early.rank(each, prepared)
+        prepared = early.prepare([0, 1], ahead=1)
+        assert early.sample(ranked, [0, 1]) == late.sample(late.rank(each, late.prepare([0, 1])), [0, 1])
