@@ -153,6 +153,10 @@ class PrefixTree:
                     raise InvariantError("a snapshot at another place than its frontier")
                 if len(snapshot.tail_page) != (len(snapshot.tail) > 0):
                     raise InvariantError("a tail without its page")
+                if (self._pages.columns[self._pages.ids(snapshot.tail_page)] != len(snapshot.tail)).any():
+                    raise InvariantError("a tail page with more or fewer committed positions than the tail")
+            if (self._pages.columns[self._pages.ids(segment.pages)] != PAGE_TOKENS).any():
+                raise InvariantError("a page in the tree that is not full")
 
     def _best_child(self, segment: Segment, tokens: Tokens) -> tuple[Segment | None, int]:
         """The child that shares the most tokens, and how many."""

@@ -92,6 +92,7 @@ class HashEngine:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self._last_decoded = False
+        self._refused_in: tuple[object, ...] = ()
         self._check_every, self._steps = check_every, 0
 
     def submit(self, ids: list[int] | Tokens, outputs: int, session: str = "", **options: object) -> Job:
@@ -160,9 +161,13 @@ class HashEngine:
     def _admit(self) -> None:
         if not self.waiting or len(self.running) == self.lanes:
             return
-        outcome = self.memory.admit(self.waiting[0].request)
         job = self.waiting[0]
+        situation = (job, *self.running, len(self.device.log), self.device.flying)
+        if situation == self._refused_in:
+            return  # nothing has ended or landed since
+        outcome = self.memory.admit(job.request)
         if isinstance(outcome, Refused):
+            self._refused_in = situation
             job.refused = outcome
             self.memory.prefetch(job.request)
             if outcome.kind == "impossible":

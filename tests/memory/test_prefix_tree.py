@@ -35,10 +35,10 @@ class Shelf:
     def put(self, tokens: Tokens, frontier: int) -> Snapshot:
         """Publish a snapshot at ``frontier``, as the run of a request would."""
         blocks, tail = divmod(frontier, 64)
-        written = self._write(blocks)
+        written = self._write(blocks, 64)
         segment = self.tree.insert(tokens, written)
         self.pages.release(written)
-        tail_page = self._write(1) if tail else NO_HANDLES
+        tail_page = self._write(1, tail) if tail else NO_HANDLES
         image = self.images.acquire()
         assert image is not None
         self.images.freeze(image)
@@ -55,8 +55,9 @@ class Shelf:
         self.pages.check()
         self.images.check()
 
-    def _write(self, count: int) -> Handles:
+    def _write(self, count: int, columns: int) -> Handles:
         handles = self.pages.create(count, reserve(self.pages.pool, count))
+        self.pages.commit_columns(handles, columns)
         self.pages.freeze(handles)
         self.pages.deactivate(handles)
         return handles

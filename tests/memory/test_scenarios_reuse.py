@@ -195,6 +195,10 @@ def test_s13_a_growing_conversation_stays_one() -> None:
         assert len(engine.stores.lineages) == 1
     assert engine.counters.superseded == 19
     assert [s.superseded for s in engine.stores.tree.snapshots()].count(False) == 1
+    # Eight of the older points are kept, sparser toward the beginning.
+    frontiers = sorted(s.frontier for s in engine.stores.tree.snapshots())
+    assert len(frontiers) == 9
+    assert frontiers[-1] - frontiers[-3] < frontiers[2] - frontiers[0]
 
 
 def test_a_beginning_that_two_conversations_share_is_found_without_being_told() -> None:
