@@ -128,15 +128,14 @@ class _Planner:
         victims: list[Snapshot] = []
         split = first = self._split(victims)
         for snapshot in self._lesser if split.short else ():
-            attempt = self._split([*victims, snapshot])
-            if attempt.short < split.short and not snapshot.pins:
-                victims.append(snapshot)
-                split = attempt
+            if snapshot.pins:
+                continue
+            victims.append(snapshot)  # even if it gives nothing alone: points of one path may only give jointly
+            split = self._split(victims)
             if not split.short:
                 break
-        else:
-            if split.short:
-                return None
+        if split.short:
+            return None
         for snapshot in reversed(victims.copy()):  # from the most valuable on: was it needed after all?
             without = [each for each in victims if each is not snapshot]
             attempt = self._split(without)

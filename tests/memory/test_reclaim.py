@@ -88,6 +88,18 @@ def test_without_a_host_the_cheapest_conversation_goes_and_only_that() -> None:
     assert [s.session for s in plan.evictions] == ["small"]
 
 
+def test_points_of_one_path_that_free_pages_only_together_go_together() -> None:
+    engine = _engine(host_slabs=0, pages=14)
+    outline = PromptOutline(client_markers=(320, 576))
+    engine.run([1] * 640, 1, "a", outline=outline)
+    assert engine.stores.tree.live == 3
+    plan = _plan(engine, Demand(pages=14))
+    assert len(plan.evictions) == 3
+    # Ten pages are in use; the deepest point alone frees the last one, the marker at 576 four more.
+    assert [s.frontier for s in _plan(engine, Demand(pages=4 + 1)).evictions] == [640]
+    assert sorted(s.frontier for s in _plan(engine, Demand(pages=4 + 2)).evictions) == [576, 640]
+
+
 def test_a_demand_loses_nothing_that_is_worth_more() -> None:
     engine = _engine(host_slabs=14)
     engine.run([1] * 768, 1, "a")  # fills the host
