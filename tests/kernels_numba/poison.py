@@ -235,22 +235,27 @@ def _on(device: torch.device, matrix: Matrix) -> Matrix:
 
 
 @contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """What torch allocates within holds NaN, or bytes of all ones, until somebody writes it."""
-    before = torch.are_deterministic_algorithms_enabled()
+def memory(*, poisoned: bool) -> Iterator[None]:
+    """Whether what torch allocates within holds NaN, or bytes of all ones, until somebody writes it.
+
+    Either way with torch's deterministic algorithms, so that bits can be compared.
+    """
+    settings: Any = torch.utils.deterministic
     torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    settings.fill_uninitialized_memory = poisoned
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
 
 
 def check_every_element_is_written(trial: Trial) -> None:
     """The same bits whatever the memory held."""
-    clean = trial.run(trial.x)
+    with memory(poisoned=False):
+        clean = trial.run(trial.x)
     assert clean[0].isfinite().all()
-    with poisoned_memory():
+    with memory(poisoned=True):
         found = trial.run(trial.x)
     for before, after in zip(clean, found, strict=True):
         assert torch.equal(_bits(before), _bits(after))

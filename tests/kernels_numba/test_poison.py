@@ -63,7 +63,7 @@ def test_rows_keep_to_themselves(place: Place, make: Make, value: float) -> None
 
 
 def test_memory_is_poisoned() -> None:
-    with poison.poisoned_memory():
+    with poison.memory(poisoned=True):
         assert torch.empty(1000).isnan().all()
         assert torch.ones(3).new_empty(1000).bfloat16().isnan().all()
         assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
