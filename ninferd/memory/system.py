@@ -128,7 +128,7 @@ class MemorySystem:
     def commit(self, tenant: Tenant, frontier: int) -> Snapshot | None:
         """Positions before ``frontier`` are computed and final; takes the tap that is planned there, if any."""
         tenant.commit(frontier)
-        if tenant.taps and tenant.taps[0].position <= frontier:
+        while tenant.taps and tenant.taps[0].position <= frontier:
             tap, tenant.taps = tenant.taps[0], tenant.taps[1:]
             if tap.position == frontier:
                 return capture(self.stores, tenant, tap.kind)

@@ -8,6 +8,7 @@ import pytest
 from ninferd.memory.admission import Refused
 from ninferd.memory.errors import InvariantError
 from ninferd.memory.identity import Tokens
+from ninferd.memory.taps import PromptOutline
 from ninferd.memory.tenant import Request, Tenant
 from tests.memory.hash_engine import HashEngine
 
@@ -50,6 +51,20 @@ def test_only_what_was_computed_can_be_committed(mapped: int, frontier: int) -> 
     engine.memory.commit(tenant, 64)
     with pytest.raises(InvariantError, match="a frontier of"):
         engine.memory.commit(tenant, frontier)
+
+
+def test_taps_that_were_run_over_are_left_out() -> None:
+    engine = HashEngine()
+    outline = PromptOutline(client_markers=(64, 130, 200))
+    admitted = engine.memory.admit(Request(Tokens.of_text(np.ones(300, np.int32)), 300, outline=outline))
+    assert not isinstance(admitted, Refused)
+    assert [tap.position for tap in admitted.taps] == [64, 130, 200]
+    engine.memory.map(admitted, 300)
+    assert engine.memory.commit(admitted, 150) is None
+    assert [tap.position for tap in admitted.taps] == [200]
+    tapped = engine.memory.commit(admitted, 200)
+    assert tapped is not None
+    assert (tapped.frontier, tapped.kind, admitted.taps) == (200, "shared_stable_prefix", ())
 
 
 def test_a_failed_sequence_names_the_pages_to_scrub() -> None:
