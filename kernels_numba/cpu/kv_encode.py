@@ -13,7 +13,7 @@ NVFP4, FP8, INT8 = 0, 1, 2
 """Numbers of the formats in compiled code."""
 ZERO, ONE = np.float32(0), np.float32(1)
 E2M1_LARGEST, E4M3_LARGEST, INT8_LARGEST = np.float32(6), np.float32(448), np.float32(127)
-FLOAT16_LARGEST, BFLOAT16_LARGEST = np.float32(65504), np.float32(3.3895313892515355e38)
+FLOAT16_LARGEST = np.float32(65504)
 SHIFTER = np.float32(12582912)
 """1.5 * 2^23: added to a float32 below 2^22, it leaves the nearest integer in the low bits."""
 
@@ -37,19 +37,16 @@ def hadamard(x: Any) -> None:
 
 @compiled(EXACT)
 def round_to_bfloat16(x: Any, out: Any) -> None:
-    """What of a vector is quantised: rounded to bfloat16, NaN as zero, infinities as the largest number."""
+    """What of a vector is quantised: rounded to bfloat16, NaN as zero; infinities saturate later."""
     for i in range(x.shape[0]):
         value = x[i]
-        if value != value:
-            out[i] = ZERO
-        else:
-            rounded = np.uint32(bfloat16(np.float32(value).view(np.uint32)) << np.uint32(16)).view(np.float32)
-            out[i] = min(max(rounded, -BFLOAT16_LARGEST), BFLOAT16_LARGEST)
+        rounded = np.uint32(bfloat16(np.float32(value).view(np.uint32)) << np.uint32(16)).view(np.float32)
+        out[i] = rounded if value == value else ZERO
 
 
 @compiled(EXACT)
 def quantise(number: Any, x: Any, codes: Any, scales: Any, e4m3_values: Any) -> None:
-    """Codes ``[D]`` and scale words ``[n]`` of a vector of finite bfloat16 numbers, by the format of this number."""
+    """Codes ``[D]`` and scale words ``[n]`` of a vector of bfloat16 numbers, none NaN, by the format ``number``."""
     group = x.shape[0] // scales.shape[0]
     for g in range(scales.shape[0]):
         own = slice(g * group, (g + 1) * group)

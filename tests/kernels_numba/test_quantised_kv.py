@@ -247,21 +247,24 @@ def test_turning_keys_and_queries_changes_nothing(ops: OpTable, shape: Attention
 
 @pytest.mark.parametrize("codec", QUANTISED)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_stored_as_numbers_and_harms_no_other_token(ops: OpTable, codec: str, bad: float) -> None:
+def test_what_is_not_finite_is_stored_as_the_encoders_say(ops: OpTable, codec: str, bad: float) -> None:
+    """As finite numbers, and in its own token only. One such number makes all of a normed key NaN."""
     shape = SHAPES[1]
     appends = Appends.random(shape, 3)
-    values = 2 * shape.query_width + shape.kv_width
+    keys, values = appends.vectors()
+    healthy = empty(codec, shape, 1)
+    store(healthy, LAYER, torch.arange(3), keys, values)
     appends.projected[1, 2 * shape.query_width + 3] = bad
-    appends.projected[1, values + 70] = bad
+    appends.projected[1, 2 * shape.query_width + shape.kv_width + 70] = bad
+    keys[1, 0], values[1, 0, 70] = torch.nan, bad
     kv, expected = empty(codec, shape, 1), empty(codec, shape, 1)
     appends.by(ops, kv, torch.arange(3))
-    for token in (0, 2):
-        appends.rows(token, token + 1).by(ops, expected, torch.tensor([token]))
-    keys, found = load(kv, LAYER, torch.tensor([0]), torch.float32)
-    assert keys.isfinite().all()
-    assert found.isfinite().all()
-    for stored, other in zip((keys, found), load(expected, LAYER, torch.tensor([0]), torch.float32), strict=True):
-        assert torch.equal(stored[0, :, [0, 2]], other[0, :, [0, 2]])
+    store(expected, LAYER, torch.arange(3), keys, values)
+    assert torch.equal(kv.pages, expected.pages)
+    page = torch.tensor([0])
+    for found, before in zip(*(load(each, LAYER, page, torch.float32) for each in (kv, healthy)), strict=True):
+        assert found.isfinite().all()
+        assert torch.equal(found[0, :, [0, 2]], before[0, :, [0, 2]])
 
 
 @pytest.mark.parametrize("codec", ALL)
