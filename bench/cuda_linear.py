@@ -107,9 +107,7 @@ def read_ceiling(device: Device) -> float:
     return best
 
 
-def segment(
-    device: Device, kind: str, rows: int, columns: int, stream: Tensor, slices: int = 1
-) -> StreamSegment:
+def segment(device: Device, kind: str, rows: int, columns: int, stream: Tensor, slices: int = 1) -> StreamSegment:
     return StreamSegment(
         stream=stream,
         factors=torch.rand(rows, device="cuda"),

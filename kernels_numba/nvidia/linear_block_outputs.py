@@ -1,6 +1,7 @@
 """Results of a stage of the block kernel: pieces of tiles added and handed on.
 
-A warp takes whole tiles; its lanes hold them as mma leaves them: rows g and g + 8 of weights, of two rows of activations.
+A warp takes whole tiles; its lanes hold them as mma leaves them: rows g and g + 8 of weights, of two rows of
+activations.
 """
 
 from __future__ import annotations

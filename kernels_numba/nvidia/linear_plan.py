@@ -66,14 +66,13 @@ def pass_of(
 ) -> tuple[int, int]:
     """Of the kernels that have room, the smallest for ``batch`` rows of activations or else the largest, and slices.
 
-    Those it is packed in, if there are several.
+    Those it is packed in, if there are several, or else those that are best for few rows, if there is room for more.
     """
     fitting = []
+    usual = packed_slices if packed_slices > 1 else slices_of(weights, rows, columns, limits)
     for n in GEMV_COLUMNS:
-        if packed_slices > 1:
-            slices = packed_slices if limits.fit(weights, n, columns // packed_slices) else None
-        else:
-            slices = slices_of(weights, rows, columns, limits, n)
-        if slices is not None:
+        if usual is not None and limits.fit(weights, n, columns // usual):
+            fitting.append((n, usual))
+        elif packed_slices == 1 and (slices := slices_of(weights, rows, columns, limits, n)) is not None:
             fitting.append((n, slices))
     return next((found for found in fitting if found[0] >= batch), fitting[-1])

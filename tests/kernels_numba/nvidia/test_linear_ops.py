@@ -161,8 +161,9 @@ def test_every_choice_has_room(weights: Any, rows: int, columns: int, limits: Li
 
 
 def test_a_packed_cut_is_kept() -> None:
-    assert pass_of(NVFP4, 34816, 5120, H200, 16) == (16, 2)
-    assert pass_of(NVFP4, 34816, 5120, H200, 16, packed_slices=4) == (16, 4)
+    assert pass_of(NVFP4, 34816, 5120, H200, 8) == (8, 1)
+    assert pass_of(NVFP4, 34816, 5120, H200, 16) == (16, 4)
+    assert pass_of(NVFP4, 34816, 5120, H200, 8, packed_slices=2) == (8, 2)
 
 
 def test_no_choice_where_nothing_fits() -> None:
