@@ -6,10 +6,25 @@ import random
 
 from ninferd.memory.eviction import evict
 from ninferd.memory.host_budget import HostMemory
+from ninferd.memory.identity import MediaItem, Tokens
 from ninferd.memory.stores import BundleSizes
 from ninferd.memory.taps import PromptOutline
 from tests.memory.fakes import GIB
 from tests.memory.hash_engine import SLAB, HashEngine, Job, low_memory
+
+PICTURES = (b"cat!", b"dog!")
+
+
+def _with_media(ids: list[int], media: list[tuple[int, int, bytes]]) -> Tokens:
+    """Tokens with pictures (start, length, digest) where they fit; placeholders look alike."""
+    tokens = Tokens.of_text(ids)
+    kept: list[MediaItem] = []
+    for start, length, digest in sorted(media):
+        if start + length <= len(ids) and (not kept or kept[-1].end <= start):
+            kept.append(MediaItem(digest, "image", (1, 1, length), start, start + length))
+            tokens.ids[start : start + length] = 2
+            tokens.types[start : start + length] = 1
+    return Tokens(tokens.ids, tokens.types, tuple(kept))
 
 
 class Trace:
@@ -51,8 +66,14 @@ class Trace:
         longest = self.engine.device.pages * 64
         if len(self.engine.waiting) > 4:
             return
+        media = [
+            (draw.randrange(150), draw.choice([1, 20, 90]), draw.choice(PICTURES)) for _ in range(draw.choice([0, 2]))
+        ]
         if self.ended and draw.random() < 0.75:
             before = draw.choice(self.ended[-6:])
+            media = [(item.start, item.end - item.start, item.digest) for item in before.tokens.media]
+            if media and draw.random() < 0.2:  # another picture in the same place
+                media[0] = (*media[0][:2], draw.choice(PICTURES))
             ids = before.turn(self._words(draw.choice([1, 20, 64, 150])))
             act = draw.random()
             if act < 0.25:  # the client drops or rewrites part of the history
@@ -73,7 +94,8 @@ class Trace:
             opener_kind=draw.choice(["turn_closure", "response_replay"]),
             system_end=len(self.system) or None,
         )
-        self.live.append(self.engine.submit(ids, outputs, session, outline=outline, retain=draw.random() < 0.95))
+        tokens = _with_media(ids, media)
+        self.live.append(self.engine.submit(tokens, outputs, session, outline=outline, retain=draw.random() < 0.95))
 
     def step(self) -> None:
         self.engine.step()
