@@ -14,4 +14,4 @@ from tests.memory.traces import Trace
 @pytest.mark.parametrize("first", range(0, 240, 20), ids=lambda first: f"seeds {first}-{first + 19}")
 def test_any_life_keeps_all_promises(first: int) -> None:
     for seed in range(first, first + 20):
-        Trace(seed).live_on(60)
+        Trace(seed).live_on(45)
