@@ -7,6 +7,7 @@ import torch
 
 from ninferd.benchmarks.rehearsal import GREEDY, SAMPLED, TEMPLATE_TOKENS, WARM_ROUNDS, Rehearsal
 from ninferd.benchmarks.subject import Subject, load_subject
+from ninferd.engine.sampler import Prepared
 from ninferd.errors import InputError
 from ninferd.memory.errors import CapacityError
 from ninferd.models.batch import MAX_ROWS, Batch, Caches
@@ -81,9 +82,9 @@ def test_tokens_are_drawn(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch)
     drawn: list[bool] = []
     rank = rehearsal.engine._sampler.rank
 
-    def watched(logits: torch.Tensor, *, draws: bool = False) -> object:
-        drawn.append(draws)
-        return rank(logits, draws=draws)
+    def watched(logits: torch.Tensor, prepared: Prepared) -> object:
+        drawn.append(prepared.draws)
+        return rank(logits, prepared)
 
     rehearsal.start(1, ROUNDS, SAMPLED)
     monkeypatch.setattr(rehearsal.engine._sampler, "rank", watched)
