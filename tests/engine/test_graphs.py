@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import torch
 
@@ -245,3 +246,25 @@ def test_a_token_that_the_host_chooses_reaches_the_next_round(checkpoint: Path) 
     engine, graphs = engine_of(model, recorded=True)
     assert answers(engine, arrivals) == expected
     assert graphs.replays > 30
+
+
+def test_lanes_come_and_go_while_rounds_are_prepared(checkpoint: Path) -> None:
+    """One stops by a token, one at the end of a page, and a long prompt arrives in between; all draw."""
+    model = model_of(checkpoint, CAPTURABLE_OPS)
+    few = SamplingParams(seed=3, temperature=0.8, top_k=8)  # which its candidates always settle
+    full_page, stopping, late = (
+        request("full", 9, 56, few),
+        request("stopping", 12, 60, few),
+        request("late", 170, 20, few),
+    )
+    plain = engine_of(model, recorded=False)[0]
+    tokens = [token for token, _ in answers(plain, [(0, full_page), (0, stopping)])["stopping"]]
+    stop = next(token for index, token in enumerate(tokens) if index >= 30 and token not in tokens[:index])
+    stopping = msgspec.structs.replace(stopping, stop_token_ids=(stop,))
+    arrivals = [(0, full_page), (0, stopping), (14, late)]
+    expected = answers(plain, arrivals)
+    assert 30 < len(expected["stopping"]) < 60
+    engine, graphs = engine_of(model, recorded=True)
+    for _ in range(2):
+        assert answers(engine, arrivals) == expected
+    assert graphs.replays > 80
