@@ -98,7 +98,7 @@ def launch_all(groups: list[str] | None) -> int:
                 failed = True
             else:
                 print(f"{group.name}: passed in {time.monotonic() - started:.1f} s", flush=True)
-    wanted = {name for group in chosen for name in group.kernels if device.arch in BY_NAME[name].archs}
+    wanted = {name for group in chosen for name in group.kernels if BY_NAME[name].target_on(device.arch)}
     missing = sorted(wanted - launched)
     print(f"{len(launched)} of {len(wanted)} kernels were launched on {device.label}", flush=True)
     if missing:
