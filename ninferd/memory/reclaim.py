@@ -103,8 +103,6 @@ class _Planner:
         self._backed = [each for each in idle if each.image.slabs is not None]
         self._backed.sort(key=lambda each: (not each.superseded, each.last_used))
         self._lonely = [each for each in idle if each.image.slabs is None]
-        self._segment_units = {id(u.segment): i for i, u in enumerate(self._survey.units) if u.owner is None}
-        self._tail_units = {id(u.owner): i for i, u in enumerate(self._survey.units) if u.owner is not None}
 
     @cached_property
     def _ranked(self) -> list[tuple[float, Snapshot]]:
@@ -112,6 +110,12 @@ class _Planner:
         valued = ranked(self._stores, self._snapshots)
         self._survey.rank_units([each for _, each in valued])
         return valued
+
+    @cached_property
+    def _unit_of(self) -> dict[int, int]:
+        """Unit of each segment, and of each snapshot with a tail."""
+        units = enumerate(self._survey.units)
+        return {id(unit.segment if unit.owner is None else unit.owner): index for index, unit in units}
 
     @cached_property
     def _lesser(self) -> list[Snapshot]:
@@ -157,7 +161,9 @@ class _Planner:
 
         pages = max(0, demand.pages - stores.pool.available - device_gain)
         page_drops = min(pages, int(survey.backed_counts[~gone].sum()))
-        page_moves = 0 if demand.lossless else min(pages - page_drops, int(survey.lonely_counts[~gone].sum()))
+        page_moves = 0
+        if page_drops < pages and not demand.lossless:
+            page_moves = min(pages - page_drops, int(survey.lonely_counts[~gone].sum()))
         slots = max(0, demand.slots - stores.images.free - sum(image.on_device for image in freed))
         image_drops = min(slots, len(_without(self._backed, victims)))
         image_moves = 0 if demand.lossless else min(slots - image_drops, len(_without(self._lonely, victims)))
@@ -232,11 +238,11 @@ class _Planner:
         left: dict[Segment, int] = {}
         for victim in victims:
             for segment in exclusive(victim, left):
-                gone[self._segment_units[id(segment)]] = True
+                gone[self._unit_of[id(segment)]] = True
             for segment in victim.anchored.path():
                 left[segment] = left.get(segment, 0) + 1
-            if id(victim) in self._tail_units:
-                gone[self._tail_units[id(victim)]] = True
+            if len(victim.tail_page):
+                gone[self._unit_of[id(victim)]] = True
         return gone
 
 

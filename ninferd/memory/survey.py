@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from ninferd.memory.stores import Stores
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
+_BACKED: Final = ON_DEVICE | ON_HOST | UNPINNED | IDLE
 Places = npt.NDArray[np.int64]  # indices into ``Survey.handles``
 
 
@@ -28,47 +31,70 @@ class Unit:
     rank: int = 0  # of the most valuable snapshot that needs it
 
 
-@dataclass(eq=False)
 class Survey:
-    """All units, least recently used first and leaves before their parents, with counts per unit."""
+    """All units, least recently used first and leaves before their parents. What few plans ask for is counted late."""
 
-    stores: Stores
-    units: list[Unit] = field(init=False)
-    handles: Handles = field(init=False)
-    backed: Flags = field(init=False)  # idle, on the device and on the host
-    lonely: Flags = field(init=False)  # idle and only on the device
-    doubled: Flags = field(init=False)  # on both, idle or not: the host copy could go
-    of_unit: Counts = field(init=False)  # unit of each page
-    _starts: Counts = field(init=False)  # first page of each unit
-
-    def __post_init__(self) -> None:
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
         self.units = sorted(self._units(), key=lambda unit: (unit.last_used, -unit.segment.end, unit.owner is None))
         parts = [unit.pages for unit in self.units]
-        lengths = [len(part) for part in parts]
-        self.handles = np.concatenate(parts) if parts else NO_HANDLES
-        self._starts = np.cumsum([0, *lengths[:-1]]) if parts else np.zeros(0, np.int64)
-        self.of_unit = np.repeat(np.arange(len(parts)), lengths)
-        facts = self.stores.pages.facts(self.handles)
-        place = facts & (ON_DEVICE | ON_HOST | UNPINNED)
-        idle = (facts & IDLE) > 0
-        self.doubled = place == (ON_DEVICE | ON_HOST | UNPINNED)
-        self.backed = self.doubled & idle
-        self.lonely = (place == (ON_DEVICE | UNPINNED)) & idle
-        unshared = (facts & (UNPINNED | IDLE | UNSHARED)) == (UNPINNED | IDLE | UNSHARED)  # would go with its unit
-        self._device_gain = self.counts(unshared & ((facts & ON_DEVICE) > 0))
-        self._host_gain = self.counts(unshared & ((facts & ON_HOST) > 0))
-        self.backed_counts = self.counts(self.backed)
-        self.lonely_counts = self.counts(self.lonely)
+        self._lengths = [len(part) for part in parts]
+        self.handles: Handles = np.concatenate(parts) if parts else NO_HANDLES
+        self._facts = stores.pages.facts(self.handles)
+
+    @cached_property
+    def of_unit(self) -> Counts:
+        """Unit of each page."""
+        return np.repeat(np.arange(len(self.units)), self._lengths)
+
+    @cached_property
+    def doubled(self) -> Flags:
+        """On the device and on the host, in use or not: the host copy could go."""
+        return self._having(ON_DEVICE | ON_HOST | UNPINNED)
+
+    @cached_property
+    def backed(self) -> Flags:
+        """On the device and on the host, and idle: the device copy could go."""
+        return self._having(_BACKED)
+
+    @cached_property
+    def lonely(self) -> Flags:
+        """Idle, and only on the device."""
+        return self._having(ON_DEVICE | UNPINNED | IDLE) & ~self.doubled
+
+    @cached_property
+    def backed_counts(self) -> Counts:
+        """Per unit."""
+        return self.counts(self.backed)
+
+    @cached_property
+    def lonely_counts(self) -> Counts:
+        """Per unit."""
+        return self.counts(self.lonely)
+
+    @cached_property
+    def _gains(self) -> tuple[Counts, Counts]:
+        """Device pages and host slabs that would be free without each unit: those that nobody else names."""
+        goes = UNPINNED | IDLE | UNSHARED
+        return self.counts(self._having(goes | ON_DEVICE)), self.counts(self._having(goes | ON_HOST))
+
+    def _having(self, bits: np.uint8) -> Flags:
+        """Pages of which all these facts hold."""
+        having: Flags = (self._facts & bits) == bits
+        return having
 
     def counts(self, flags: Flags) -> Counts:
         """How many flagged pages each unit has."""
-        if not len(self._starts):
+        if not self.units:
             return np.zeros(0, np.int64)
-        return np.add.reduceat(flags, self._starts, dtype=np.int64)
+        return np.add.reduceat(flags, np.cumsum([0, *self._lengths[:-1]]), dtype=np.int64)
 
     def gain(self, gone: Flags) -> tuple[int, int]:
         """(device pages, host slabs) that would be free if the ``gone`` units were."""
-        return int(self._device_gain[gone].sum()), int(self._host_gain[gone].sum())
+        if not gone.any():
+            return 0, 0
+        device, host = self._gains
+        return int(device[gone].sum()), int(host[gone].sum())
 
     def rank_units(self, order: list[Snapshot]) -> None:
         """Give each unit the place in ``order`` of the most valuable snapshot that needs it; absent ones rank above."""
