@@ -3,10 +3,9 @@
     python bench/cuda_gated_delta.py [--heads 16x48] [--lanes 1 2 4 8] [--tokens 512 2048 4096]
 
 Prints first what a kernel reads that does nothing else, then microseconds inside a CUDA graph: of a decode step per
-layer by sequences and by blocks that share a head, with plain and with programmatic launches (in a chain of such
-launches, over enough layers that the L2 cache does not help), with the share of the ceiling at which states are read
-and written; of short prefills token by token and in chunks; of prefills and their parts; of norms and gates; last, what
-a call costs the host.
+layer by sequences, with plain and with programmatic launches (in a chain of such launches, over enough layers that the
+L2 cache does not help), with the share of the ceiling at which states are read and written; of rounds of several rows;
+of prefills and their parts; of norms and gates; last, what a call costs the host.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ import torch
 from torch import Tensor
 
 from kernels_numba.nvidia import gated_delta_ops, norms_ops
-from kernels_numba.nvidia.gated_delta_layout import DIM, STEP_WARPS, TAPS
+from kernels_numba.nvidia.gated_delta_layout import DIM, TAPS
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.ops import GatedDelta
-from kernels_numba.shapes import GatedDeltaShape, GatedDeltaWeights
+from kernels_numba.shapes import GatedDeltaPending, GatedDeltaShape, GatedDeltaWeights
 from kernels_numba.torch_ops import dense
 from kernels_numba.torch_ops import gated_delta as torch_gated_delta
 
 STREAM_BYTES = 4 << 30
 LAYERS = 48
-SHORT = (2, 4, 8, 16, 24, 32, 48, 64)
-PARTS = ("conv", "chunk", "scan", "out")
+ROWS = (1, 2, 4, 8, 16)
+PARTS = ("chunk", "scan", "out")
 
 
 def main() -> None:
@@ -50,7 +49,8 @@ def main() -> None:
     rule = Rule(shape, max(args.lanes))
     for lanes in args.lanes:
         decode(rule, lanes, ceiling)
-    short_prefills(rule)
+    for lanes in args.lanes:
+        rounds(rule, lanes)
     for tokens in args.tokens:
         prefill(rule, tokens)
     for rows in (1, 8, 2048):
@@ -79,6 +79,21 @@ class Rule:
         chosen = torch.arange(slots, device="cuda")
         states = self.weights, self.conv, self.recurrent
         return [partial(op, projected, *states, layer % LAYERS, chosen, self.shape) for layer in range(count)]
+
+    def rounds(self, rows: int, slots: int) -> list[Callable[[], Tensor]]:
+        """One for each layer, with room for just so many rows."""
+        shape, sizes = self.shape, (slots, LAYERS, rows)
+        pending = GatedDeltaPending(
+            inputs=torch.randn(*sizes, shape.conv_channels, device="cuda").bfloat16(),
+            keys=torch.randn(*sizes, shape.key_heads, DIM, device="cuda") / DIM**0.5,
+            deltas=torch.randn(*sizes, shape.value_heads, DIM, device="cuda"),
+            log_decays=-torch.rand(*sizes, shape.value_heads, device="cuda"),
+        )
+        projected = torch.randn(slots * rows, shape.projected_width, device="cuda").bfloat16()
+        chosen, accepted = torch.arange(slots, device="cuda"), torch.full((slots,), rows, device="cuda")
+        states = self.weights, self.conv, self.recurrent, pending
+        op = gated_delta_ops.gated_delta_round
+        return [partial(op, projected, *states, layer, chosen, accepted, shape) for layer in range(LAYERS)]
 
 
 def read_ceiling() -> float:
@@ -124,27 +139,26 @@ def switched(module: Any, name: str, value: object) -> Iterator[None]:
 def decode(rule: Rule, lanes: int, ceiling: float) -> None:
     """Print one line."""
     size = 2 * 4 * rule.recurrent[:lanes, 0].numel()
-    line = f"decode, {lanes} lanes:"
-    for splits in STEP_WARPS:
-        with switched(gated_delta_ops, "step_splits", lambda *_, chosen=splits: chosen):
-            times = []
-            for programmatic in (False, True):
-                with switched(gated_delta_ops, "PROGRAMMATIC", programmatic):
-                    times.append(seconds(rule.calls(gated_delta_ops.gated_delta_decode, lanes, lanes)))
-        share = 100 * size / times[1] / ceiling
-        line += f"  {splits} blocks {1e6 * times[0]:.2f} us, PDL {1e6 * times[1]:.2f} ({share:.0f}%)"
+    times = []
+    for overlapping in (False, True):
+        with switched(gated_delta_ops, "PROGRAMMATIC", overlapping):
+            times.append(seconds(rule.calls(gated_delta_ops.gated_delta_decode, lanes, lanes)))
+    share = 100 * size / min(times) / ceiling
     eager = seconds(rule.calls(torch_gated_delta.gated_delta_decode, lanes, lanes))
-    print(f"{line}; torch {1e6 * eager:.0f}", flush=True)
+    plain, programmatic = (f"{1e6 * time_:.2f}" for time_ in times)
+    print(f"decode, {lanes} lanes: {plain} us, PDL {programmatic} ({share:.0f}%); torch {1e6 * eager:.0f}", flush=True)
 
 
-def short_prefills(rule: Rule) -> None:
-    """Print one line each."""
-    for tokens in SHORT:
+def rounds(rule: Rule, lanes: int) -> None:
+    """Print one line: all rows of the round before are accepted."""
+    line = []
+    for rows in ROWS:
         times = []
-        for chunked_from in (1 << 30, 3):
-            with switched(gated_delta_ops, "CHUNKED_FROM", chunked_from):
-                times.append(1e6 * seconds(rule.calls(gated_delta_ops.gated_delta_prefill, tokens, 1)))
-        print(f"prefill of {tokens}: one by one {times[0]:.1f} us, in chunks {times[1]:.1f}", flush=True)
+        for programmatic in (False, True):
+            with switched(gated_delta_ops, "PROGRAMMATIC", programmatic):
+                times.append(f"{1e6 * seconds(rule.rounds(rows, lanes)):.2f}")
+        line.append(f"{rows}: {', PDL '.join(times)}")
+    print(f"rounds, {lanes} lanes, us by rows: {'; '.join(line)}", flush=True)
 
 
 def prefill(rule: Rule, tokens: int) -> None:
@@ -153,9 +167,11 @@ def prefill(rule: Rule, tokens: int) -> None:
     whole = seconds(calls)
     parts = {}
     for part in PARTS:
-        with switched(gated_delta_ops, "device_of", partial(_without, f"gated_delta_{part}")):
+        with switched(gated_delta_ops, "device_of", partial(_without, part)):
             parts[part] = whole - seconds(calls)
     line = ", ".join(f"{part} {1e6 * time_:.0f}" for part, time_ in parts.items())
+    with switched(gated_delta_ops, "SCAN_COLUMNS", 128):
+        line += f", with 128 columns a block {1e6 * seconds(calls):.0f}"
     theirs = seconds(rule.calls(torch_gated_delta.gated_delta_prefill, tokens, 1, count=2), replays=3)
     spans = []
     for span in (1024, 2048, 4096):
@@ -173,10 +189,10 @@ class _Without:
 
     def __init__(self, left_out: str, device: torch.device) -> None:
         self._left_out, self._device = left_out, device_of(device)
-        self.multiprocessors = self._device.multiprocessors
+        self.shared_bytes_per_block = self._device.shared_bytes_per_block
 
     def kernel(self, name: str) -> Callable[..., None]:
-        if name == self._left_out:
+        if name.startswith(f"gated_delta_{self._left_out}"):
             return lambda *_, **__: None
         return self._device.kernel(name)
 

@@ -114,7 +114,7 @@ def gated_delta_commit(
     _commit(stored(conv), recurrent.numpy(), *_arrays(pending), slots.numpy(), accepted.numpy())
 
 
-def _arrays(pending: GatedDeltaPending) -> tuple[Any, ...]:
+def _arrays(pending: GatedDeltaPending) -> tuple[Any, Any, Any, Any]:
     return stored(pending.inputs), pending.keys.numpy(), pending.deltas.numpy(), pending.log_decays.numpy()
 
 

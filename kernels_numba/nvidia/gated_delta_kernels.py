@@ -13,8 +13,8 @@ KERNELS = (
     KernelSpec("gated_delta_rows", "gated_delta_rows", "make", (), _ROWS, 256, 2, registers=128, archs=_NEWER),
     KernelSpec("gated_delta_rows_older", "gated_delta_rows", "make", (), _ROWS, 256, 1, registers=232, archs=_OLDER),
     KernelSpec("gated_delta_commit", "gated_delta_commit", "make", (), "l" * 8 + "i" * 10, 256, 2, registers=128),
-    KernelSpec("gated_delta_conv", "gated_delta_conv", "make", (), "l" * 9 + "i" * 6, 128, 4, registers=128),
-    KernelSpec("gated_delta_chunk", "gated_delta_chunk", "make", (), "l" * 6 + "iii", 128, 3, registers=168),
-    KernelSpec("gated_delta_scan", "gated_delta_scan", "make", (), "l" * 6 + "iiii", 256, 1, registers=255),
-    KernelSpec("gated_delta_out", "gated_delta_out", "make", (), "l" * 6 + "iiiiiif", 256, 4, registers=64),
+    KernelSpec("gated_delta_chunk", "gated_delta_chunk", "make", (), "l" * 11 + "i" * 6, 128, 3, registers=168),
+    KernelSpec("gated_delta_scan_64", "gated_delta_scan", "make", (64,), "l" * 9 + "i" * 5, 128, 2, registers=255),
+    KernelSpec("gated_delta_scan_128", "gated_delta_scan", "make", (128,), "l" * 9 + "i" * 5, 256, 1, registers=255),
+    KernelSpec("gated_delta_out", "gated_delta_out", "make", (), "l" * 7 + "i" * 6 + "f", 256, 4, registers=64),
 )

@@ -15,13 +15,16 @@ ROW_BYTES = 2 * DIM
 TILE_BYTES = CHUNK * ROW_BYTES
 """Of a chunk and head."""
 
+LARGEST = 2.0**10
+"""About the most that becomes a half as it is. What is larger is first divided by a power of two."""
+
 OUT_TOKENS = 8
 """Of a block of the gated norm, one a warp."""
 
 BLOCK_WARPS = 8
 """Of a block that takes tokens one by one."""
-# A block of one row: query and key | value | weight of the norm | sums of the squares of the outputs per warp | decay and
-# beta | what the counter told
+# A block of one row: query and key | value | weight of the norm | sums of the squares of the outputs per warp | decay
+# and beta | what the counter told
 STEP_QUERY_KEY = 0
 STEP_VALUE = STEP_QUERY_KEY + 2 * DIM * 4
 STEP_NORM = STEP_VALUE + DIM * 4
@@ -56,25 +59,26 @@ PITCH = ROW_BYTES + 16
 HALF_PITCH = ROW_BYTES // 2 + 16
 
 # key | query, then the inverse in float32 | value | system in float32, then the inverse in halves, twice | running sum
-# of the log decay | beta
+# of the log decay | beta | powers of two that values were divided by
 CHUNK_KEY = 0
 CHUNK_QUERY = CHUNK_KEY + CHUNK * PITCH
 CHUNK_VALUE = CHUNK_QUERY + CHUNK * PITCH
 CHUNK_SYSTEM = CHUNK_VALUE + CHUNK * PITCH
 CHUNK_DECAY = CHUNK_SYSTEM + 2 * CHUNK * HALF_PITCH
 CHUNK_BETA = CHUNK_DECAY + CHUNK * 4
-CHUNK_SHARED_BYTES = CHUNK_BETA + CHUNK * 4
+CHUNK_POWER = CHUNK_BETA + CHUNK * 4
+CHUNK_SHARED_BYTES = CHUNK_POWER + CHUNK * 4
 
-SCAN_COLUMNS = 64
-"""Of the state, in a block of the scan."""
-# carried | query | key | products of query and key | corrected values | fresh values | state, then decayed fresh values
-# | running sum of the log decay
+# Of a chunk in a block of the scan: carried | query | key | products of query and key | by what the state's part has
+# grown at every token | how much of a token is left at the end | corrected values, transposed
 SCAN_CARRIED = 0
 SCAN_QUERY = SCAN_CARRIED + CHUNK * PITCH
 SCAN_KEY = SCAN_QUERY + CHUNK * PITCH
 SCAN_WITHIN = SCAN_KEY + CHUNK * PITCH
-SCAN_VALUE = SCAN_WITHIN + CHUNK * HALF_PITCH
-SCAN_FRESH = SCAN_VALUE + CHUNK * HALF_PITCH
-SCAN_STATE = SCAN_FRESH + CHUNK * HALF_PITCH
-SCAN_DECAY = SCAN_STATE + DIM * HALF_PITCH
-SCAN_SHARED_BYTES = SCAN_DECAY + CHUNK * 4
+SCAN_DECAY = SCAN_WITHIN + CHUNK * HALF_PITCH
+SCAN_VALUE = SCAN_DECAY + 2 * CHUNK * 4
+
+
+def scan_stage_bytes(columns: int) -> int:
+    """Of a chunk in a block that takes so many columns of the state."""
+    return SCAN_VALUE + columns * HALF_PITCH

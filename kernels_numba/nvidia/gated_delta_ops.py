@@ -16,12 +16,11 @@ from kernels_numba.nvidia.gated_delta_layout import (
     DIM,
     MOST_ROWS,
     OUT_TOKENS,
-    ROW_BYTES,
-    SCAN_COLUMNS,
-    SCAN_SHARED_BYTES,
     STEP_SHARED_BYTES,
     TAPS,
+    TILE_BYTES,
     rows_shared_bytes,
+    scan_stage_bytes,
 )
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.self_test import OpGroup, assert_close
@@ -33,7 +32,9 @@ PROGRAMMATIC = True
 CHUNKED_FROM = TAPS - 1
 """Tokens from which the chunked form is used; fewer go one by one."""
 SPAN_TOKENS = 4096
-"""Most tokens of a pass in the chunked form, which bounds its scratch to 38 KiB a token (27B)."""
+"""Most tokens of a pass in the chunked form, which bounds its scratch to 52 KiB a token (27B)."""
+SCAN_COLUMNS = 64
+"""Of a head's state, in a block of the scan: 64 or 128."""
 COUNTERS = 1 << 16
 """Of sequences times key heads in a launch, at most."""
 ROUNDING = 4e-3
@@ -271,52 +272,50 @@ def _chunked(
     chunks = -(-tokens // CHUNK)
     padded = chunks * CHUNK
     key_heads, value_heads = shape.key_heads, shape.value_heads
-    conv_heads, gate_bytes = 2 * key_heads + value_heads, 4 * value_heads * padded
+    tile_bytes = chunks * TILE_BYTES
     sizes = (
-        conv_heads * padded * ROW_BYTES,  # heads: query, key, value; the latter then corrected, then the output
-        value_heads * padded * ROW_BYTES,  # carried
+        (2 * key_heads + value_heads) * tile_bytes,  # query, key and corrected values
+        value_heads * tile_bytes,  # carried
         value_heads * padded * CHUNK * 2,  # within
-        *[gate_bytes] * 3,  # log decay, its running sum, beta
+        value_heads * tile_bytes,  # outputs
+        value_heads * padded * 8,  # two factors of every token
+        value_heads * chunks * 32,  # units of outputs
+        value_heads * chunks * 4,  # units of corrected values
     )
     scratch = torch.empty(sum(sizes), dtype=torch.uint8, device=projected.device)
-    heads, carried, within, log_decay, decay, beta = (
+    heads, carried, within, outputs, factors, out_units, units = (
         scratch.data_ptr() + offset for offset in accumulate(sizes[:-1], initial=0)
     )
-    conv_at = conv.data_ptr() + layer * 2 * conv.stride(1)
-    row_stride, conv_stride = 2 * projected.stride(0), 2 * conv.stride(0)
-    device.kernel("gated_delta_conv")(
-        (chunks, conv_heads, 1),
+    (conv_at, state_at), slot_bytes = _at(layer, conv, recurrent), _slot_bytes(conv, recurrent)
+    row_stride = 2 * projected.stride(0)
+    device.kernel("gated_delta_chunk")(
+        (chunks, key_heads, 1),
         projected.data_ptr(),
         conv_at,
         slots.data_ptr(),
         weights.conv.data_ptr(),
         weights.decay_rate.data_ptr(),
         weights.dt_bias.data_ptr(),
-        heads,
-        log_decay,
-        beta,
-        *(row_stride, conv_stride, tokens, padded, key_heads, value_heads),
-    )
-    device.kernel("gated_delta_chunk")(
-        (chunks, value_heads, 1),
-        *(heads, log_decay, beta, carried, within, decay, chunks, key_heads, value_heads // key_heads),
+        *(heads, carried, within, factors, units),
+        *(row_stride, slot_bytes[0], tokens, chunks, key_heads, value_heads),
         shared_bytes=CHUNK_SHARED_BYTES,
     )
-    device.kernel("gated_delta_scan")(
+    stages = 2 if device.shared_bytes_per_block >= 2 * scan_stage_bytes(SCAN_COLUMNS) else 1
+    device.kernel(f"gated_delta_scan_{SCAN_COLUMNS}")(
         (DIM // SCAN_COLUMNS, value_heads, 1),
-        *(heads, carried, within, decay, recurrent.data_ptr() + layer * 4 * recurrent.stride(1), slots.data_ptr()),
-        *(4 * recurrent.stride(0), chunks, key_heads, value_heads // key_heads),
-        shared_bytes=SCAN_SHARED_BYTES,
+        *(heads, carried, within, factors, units, state_at, slots.data_ptr(), outputs, out_units),
+        *(slot_bytes[1], chunks, key_heads, value_heads // key_heads, stages),
+        shared_bytes=stages * scan_stage_bytes(SCAN_COLUMNS),
     )
     device.kernel("gated_delta_out")(
         (-(-tokens // OUT_TOKENS), value_heads, 1),
-        heads + 2 * key_heads * padded * ROW_BYTES,
+        *(outputs, out_units),
         projected.data_ptr(),
         weights.norm.data_ptr(),
         conv_at,
         slots.data_ptr(),
         out.data_ptr(),
-        *(row_stride, conv_stride, tokens, padded, key_heads, value_heads, weights.eps),
+        *(row_stride, slot_bytes[0], tokens, padded, key_heads, value_heads, weights.eps),
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from kernels_numba.nvidia import ptx as P
-from kernels_numba.nvidia.gated_delta_layout import DIM, HISTORY, OUT_TOKENS, ROW_BYTES
+from kernels_numba.nvidia.gated_delta_layout import CHUNK, DIM, HISTORY, OUT_TOKENS, ROW_BYTES
 from kernels_numba.nvidia.text import Source, bf16, half, silu
 
-PARAMETERS = """heads projected norm conv slots out
+PARAMETERS = """heads units projected norm conv slots out
     row_stride conv_stride tokens padded key_heads value_heads eps"""
 
 
 def source() -> str:
-    """Grid (tokens / 8 rounded up, value heads); 8 warps. ``heads``: halves [value heads, padded, 128].
+    """Grid (tokens / 8 rounded up, value heads); 8 warps.
+
+    ``heads``: halves [value heads, padded, 128], to be multiplied by ``units`` [value heads, padded / 64, 8].
 
     At least as many tokens as the conv looks back. ``conv`` points at the layer in slot 0.
     """
@@ -27,9 +29,10 @@ def source() -> str:
             o = P.ldg2(heads + (i64(h) * padded + t) * {ROW_BYTES} + lane * 8)
             z = P.ldg2(projected + i64(t) * row_stride + i64(channels + h * {DIM} + lane * 4) * 2)
             norms = P.ldg_f4(norm + i64(lane) * 16)
+            unit = P.ldg_f(units + ((i64(h) * padded + (t & {-CHUNK})) >> 3 << 2) + (lane >> 2) * 4)
         """)
         for c in range(4):
-            w(f"o{c} = {half(f'o[{c // 2}]', c % 2)}")
+            w(f"o{c} = {half(f'o[{c // 2}]', c % 2)} * unit")
         w("square = " + " + ".join(f"o{c} * o{c}" for c in range(4)))
         w.warp_sum("square")
         w(f"scale = P.rsqrt(square * f32({1 / DIM}) + eps)")

@@ -68,6 +68,7 @@ def source() -> str:
     with w.block(f"if tid < {DIM}:"):
         store_history(w, "v")
     w(f"""
+        bias = P.ldg_f(dt_bias + i64(h) * 4); rate = P.ldg_f(decay_rate + i64(h) * 4)
         P.bar_sync()
         P.pdl_wait()
         P.pdl_launch()
@@ -75,9 +76,17 @@ def source() -> str:
         z_at = i64(channels + h * {DIM} + lane * 4) * 2; b_at = i64(channels + {DIM} * value_heads + h) * 2
         gate = P.ldg2(rows + i64(P.i_min(u32(warp), u32(tokens - 1))) * row_stride + z_at)
         small = i32(sm + room * {ROWS_SMALL})
+        row = rows + i64(P.i_min(u32(lane), u32(tokens - 1))) * row_stride + b_at
+        bu = P.ldg_u16(row); au = P.ldg_u16(row + value_heads * 2)
     """)
-    _gates(w)
     _conv(w)
+    _gates(w)
+    w("""
+        P.bar_sync()
+        arrived = u32(0)
+        if tid == 0:
+            arrived = P.atom_inc_relaxed(arrivals + (i64(sequence) * key_heads + hk) * 4, u32(group - 1))
+    """)
     _products(w)
     _recursion(w)
     _outputs(w)
@@ -87,12 +96,9 @@ def source() -> str:
 
 def _gates(w: Source) -> None:
     """Lane t: beta and the running sum of the log decay of row t. All warps do it: none exchanges in a branch."""
-    w(f"""
-        row = rows + i64(P.i_min(u32(lane), u32(tokens - 1))) * row_stride + b_at
-        bu = P.ldg_u16(row); x = {bf16("P.ldg_u16(row + value_heads * 2)", 0)} + P.ldg_f(dt_bias + i64(h) * 4)
-    """)
+    w(f"x = {bf16('au', 0)} + bias")
     softplus(w, "soft", "x")
-    w(f"sum = P.ldg_f(decay_rate + i64(h) * 4) * soft; x = {bf16('bu', 0)}; beta = {sigmoid('x')}")
+    w(f"sum = rate * soft; x = {bf16('bu', 0)}; beta = {sigmoid('x')}")
     for offset in (1, 2, 4, 8):
         w(f"sum += P.shfl_up_f(sum, {offset})")
     w(f"""
@@ -123,12 +129,6 @@ def _conv(w: Source) -> None:
                         P.sts_f(u32(sm + room * {ROWS_VALUE} + (first + {j}) * {4 * DIM} + tid * 4), vx)
                         P.stg_u16(vp_at + i64(first + {j}) * channels * 2, vn{j})
                 """)
-    w("""
-        P.bar_sync()
-        arrived = u32(0)
-        if tid == 0:
-            arrived = P.atom_inc_relaxed(arrivals + (i64(sequence) * key_heads + hk) * 4, u32(group - 1))
-    """)
 
 
 def _products(w: Source) -> None:
@@ -166,6 +166,7 @@ def _products(w: Source) -> None:
 
 def _recursion(w: Source) -> None:
     """A lane a column: deltas, scaled by their keys' norms, take the place of y, outputs that of z."""
+    w("norms = P.ldg_f4(norm + i64(lane) * 16)")
     with w.block("if lane < 16:"):
         w(f"""
             column = i32((warp * 16 + lane) * 4)
@@ -191,7 +192,6 @@ def _recursion(w: Source) -> None:
 
 def _outputs(w: Source) -> None:
     """A warp norms every eighth row."""
-    w("norms = P.ldg_f4(norm + i64(lane) * 16)")
     with w.block(f"for some in range(0, tokens, {BLOCK_WARPS}):"):
         w(f"""
             t = i32(P.i_min(u32(some + warp), u32(tokens - 1)))

@@ -58,7 +58,7 @@ def rolled(w: Source, name: str, start: str, stop: str, step: int = 1) -> Iterat
 
 
 def products_with_state(w: Source, query: str, key: str, beside: Mapping[str, tuple[str, str]]) -> None:
-    """``y0`` to ``y3`` = keyᵀ S and ``z0`` to ``z3`` = queryᵀ S, ``qq`` and ``kk`` the squares, of this lane's rows.
+    """``y0`` to ``y3`` = keyᵀ S and ``z0`` to ``z3`` = queryᵀ S, ``qq`` and ``kk`` squares, of this lane's rows.
 
     ``query`` and ``key`` are addresses in shared memory. ``beside``: further products of ``q`` and ``k`` by name.
     """

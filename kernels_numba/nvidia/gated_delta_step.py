@@ -5,8 +5,8 @@ sums over rows stay within a warp, and a block meets twice: when query, key and 
 What a block needs of its key head (conv and norm of query and key) it computes itself, though others do the same: that
 is cheaper than a launch.
 
-With S' = decay S: yᵀ = kᵀ S, zᵀ = qᵀ S; d = beta (v - decay y); o = decay z + (q·k) d; S = S' + k dᵀ. So all that is
-summed over rows is summed together: y, z, q·k and, for the norms of query and key, k·k and q·q.
+With S' = decay S: yᵀ = kᵀ S, zᵀ = qᵀ S; d = beta (v - decay y); o = decay z + (q·k) d; S = S' + k dᵀ. So all that
+is summed over rows is summed together: y, z, q·k and, for the norms of query and key, k·k and q·q.
 
 The conv state of a key head is written by the last of its blocks, which they find by counting: all must have read it
 before. The counters end as they began, at 0.
@@ -70,6 +70,7 @@ def _load(w: Source) -> None:
             w(f"{c}u{tap} = P.ldg_u16({c}_at + {2 * tap})")
     load_state(w)
     w(f"""
+        bias = P.ldg_f(dt_bias + i64(h) * 4); rate = P.ldg_f(decay_rate + i64(h) * 4)
         row = projected + i64(sequence) * row_stride
         P.pdl_wait()
         P.pdl_launch()
@@ -90,9 +91,9 @@ def _conv_and_gates(w: Source) -> None:
             P.sts_f(u32(sm + {STEP_VALUE} + tid * 4), vx)
     """)
     with w.block(f"if warp == {BLOCK_WARPS - 1}:"):
-        w(f"x = {bf16('au', 0)} + P.ldg_f(dt_bias + i64(h) * 4)")
+        w(f"x = {bf16('au', 0)} + bias")
         softplus(w, "soft", "x")
-        w(f"x = {bf16('bu', 0)}; decay = {exp('P.ldg_f(decay_rate + i64(h) * 4) * soft')}; beta = {sigmoid('x')}")
+        w(f"x = {bf16('bu', 0)}; decay = {exp('rate * soft')}; beta = {sigmoid('x')}")
         w(f"if lane == 0:\n    P.sts_f2(u32(sm + {STEP_GATES}), decay, beta)")
     w("""
         P.bar_sync()

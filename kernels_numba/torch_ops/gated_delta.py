@@ -89,7 +89,7 @@ def gated_delta_round(
     mixed = functional.silu((window.float() * weights.conv.T[:, None]).sum(3)).mT
     x = _inputs(mixed.flatten(0, 1), b, a, weights, shape)
     query, key, value, log_decay, beta = (
-        field.unflatten(0, (sequences, tokens)) for field in (x.query, x.key, x.value, x.log_decay, x.beta)
+        field.view(sequences, tokens, *field.shape[1:]) for field in (x.query, x.key, x.value, x.log_decay, x.beta)
     )
     state, outputs = recurrent[slots, layer], []
     for t in range(tokens):

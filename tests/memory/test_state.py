@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
@@ -30,6 +32,23 @@ def test_layout_and_size() -> None:
     assert cache.recurrent.shape == (2, 3, 2, 4, 6)
     assert cache.recurrent.dtype == torch.float32
     assert cache.conv[0].nbytes + cache.recurrent[0].nbytes == GEOMETRY.slot_bytes
+
+
+def test_pending_rows() -> None:
+    """Beside the states, where the geometry has room for them; key heads follow from the conv's channels."""
+    geometry = replace(GEOMETRY, conv_channels=2 * 3 * 4 + 2 * 6, pending_rows=5)
+    cache = StateCache(geometry, 2, torch.device("cpu"), torch.bfloat16)
+    pending = cache.pending
+    assert pending is not None
+    assert pending.inputs.shape == (2, 3, 5, 36)
+    assert pending.inputs.dtype == torch.bfloat16
+    assert pending.keys.shape == (2, 3, 5, 3, 4)
+    assert pending.deltas.shape == (2, 3, 5, 2, 6)
+    assert pending.log_decays.shape == (2, 3, 5, 2)
+    image = cache.conv[0].nbytes + cache.recurrent[0].nbytes
+    rows = sum(getattr(pending, field.name)[0].nbytes for field in fields(pending))
+    assert (geometry.image_bytes, geometry.slot_bytes) == (image, image + rows)
+    assert _cache().pending is None
 
 
 def test_slots_are_zeroed_when_acquired() -> None:

@@ -92,10 +92,10 @@ def exact_pending(pending: GatedDeltaPending) -> GatedDeltaPending:
 @pytest.mark.parametrize(
     ("slots", "rounds"),
     [
-        ([5, 1], [(4, [0, 0]), (3, [4, 1]), (1, [0, 3])]),
+        ([5, 1], [(3, [0, 0]), (2, [3, 1]), (1, [0, 2])]),
         ([2], [(10, [0]), (2, [9])]),
     ],
-    ids=["4, 3 and 1 rows of 2 sequences", "10 and 2 rows"],
+    ids=["3, 2 and 1 rows of 2 sequences", "10 and 2 rows"],
 )
 def test_rounds(emulated: EmulatedDevice, slots: list[int], rounds: list[tuple[int, list[int]]]) -> None:
     ours, where, pending = States.on(emulated), indices(emulated, *slots), pending_rows(emulated, 10)
@@ -103,9 +103,7 @@ def test_rounds(emulated: EmulatedDevice, slots: list[int], rounds: list[tuple[i
     for number, (tokens, accepted) in enumerate(rounds):
         counts, projected = indices(emulated, *accepted), random_rows(emulated, len(slots) * tokens, number)
         arguments = LAYER, where, counts, SHAPE
-        out = gated_delta_ops.gated_delta_round(
-            projected, ours.weights, ours.conv, ours.recurrent, pending, *arguments
-        )
+        out = gated_delta_ops.gated_delta_round(projected, ours.weights, ours.conv, ours.recurrent, pending, *arguments)
         expected = reference.gated_delta_round(
             projected.double(), exact.weights, exact.conv, exact.recurrent, expected_pending, *arguments
         )
@@ -136,14 +134,29 @@ def test_commit(emulated: EmulatedDevice) -> None:
     assert torch.equal(ours.recurrent[[1, 2, 3, 5]], before[[1, 2, 3, 5]])
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 70])
-def test_prefill(emulated: EmulatedDevice, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "columns", "shared_kib", "factor"),
+    [(1, 64, 99, 1), (2, 64, 99, 1), (70, 64, 99, 1), (66, 128, 227, 1e6)],
+    ids=["1", "2", "70", "66, a block a head, copies ahead, values beyond halves"],
+)
+def test_prefill(
+    emulated: EmulatedDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    columns: int,
+    shared_kib: int,
+    factor: float,
+) -> None:
+    monkeypatch.setattr(gated_delta_ops, "SCAN_COLUMNS", columns)
+    monkeypatch.setattr(emulated, "shared_bytes_per_block", shared_kib << 10)
     ours, slot = States.on(emulated), indices(emulated, 3)
-    exact, projected = ours.exact(), random_rows(emulated, tokens)
+    projected = random_rows(emulated, tokens)
+    projected[:, 2 * SHAPE.key_width : SHAPE.conv_channels] *= factor
+    exact = ours.exact()
     out = ours.run(gated_delta_ops.gated_delta_prefill, projected, slot)
     expected = exact.run(reference.gated_delta_prefill, projected.double(), slot)
     chunked = tokens >= gated_delta_ops.CHUNKED_FROM
-    assert ("gated_delta_scan" in emulated.launched) == chunked
+    assert (f"gated_delta_scan_{columns}" in emulated.launched) == chunked
     assert distance(out, expected) < (3e-3 if chunked else 2e-3)
     assert distance(ours.recurrent, exact.recurrent) < (1e-3 if chunked else 1e-7)
     assert torch.equal(ours.conv.double(), exact.conv)
@@ -156,3 +169,20 @@ def test_a_broken_state_stays_in_its_sequence(emulated: EmulatedDevice) -> None:
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
     assert ours.recurrent[[0, 1, 2, 4, 5]].isfinite().all()
+
+
+def test_a_broken_sequence_leaves_the_others_of_a_round_alone(emulated: EmulatedDevice) -> None:
+    ours, slots, pending = States.on(emulated), indices(emulated, 3, 0), pending_rows(emulated, 2)
+    counts, projected = indices(emulated, 0, 0), random_rows(emulated, 4)
+    projected[:2] = torch.inf
+    arguments = ours.weights, ours.conv, ours.recurrent, pending, LAYER, slots, counts, SHAPE
+    before = ours.recurrent.clone()
+    out = gated_delta_ops.gated_delta_round(projected, *arguments)
+    assert out[:2].isnan().all()
+    assert out[2:].isfinite().all()
+    assert torch.equal(ours.recurrent, before)
+    counts[:] = 2
+    out = gated_delta_ops.gated_delta_round(random_rows(emulated, 4, 1), *arguments)
+    assert out[2:].isfinite().all()
+    assert ours.recurrent[[0, 1, 2, 4, 5]].isfinite().all()
+    assert ours.recurrent[3, LAYER].isnan().all()
