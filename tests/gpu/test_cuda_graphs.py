@@ -220,6 +220,22 @@ def test_waiting_ops_are_named(device: torch.device, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.usefixtures("memory")
+def test_a_mixture_of_experts_of_kernels_is_captured(device: torch.device, tmp_path: Path) -> None:
+    """Sizes that stream; routing and experts change from round to round."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    write_random_checkpoint(tmp_path, CONFIGS["moe"] | sizes, seed=0)
+    source, served = open_model(tmp_path), served_ops(device)
+    ops = replace(CAPTURABLE_OPS, pack_linear=served.pack_linear, linear=served.linear, moe_experts=served.moe_experts)
+    model = load_text(source, text_config(source), ops, device, torch.bfloat16, lambda done, total: None)
+    plain, replayed = Rig(model, None), Rig(model, CudaGraphs(device))
+    for rig in (plain, replayed):
+        rig.start(0), rig.start(1)
+    for _ in range(8):
+        assert torch.equal(plain.step(), replayed.step())
+    assert replayed.rounds.captured == (2,)
+
+
+@pytest.mark.usefixtures("memory")
 def test_a_mixture_of_experts_runs_without(device: torch.device, tmp_path: Path, caplog: Any) -> None:
     write_random_checkpoint(tmp_path, CONFIGS["moe"], seed=0)
     source = open_model(tmp_path)
