@@ -70,8 +70,8 @@ def paged_name(plan: PagedPlan) -> str:
 def _archs(plan: PagedPlan) -> tuple[str, ...]:
     if plan.warpgroup:
         return (WARPGROUP_TARGET,)
-    if plan.tiles > 3:
-        return _WIDE_ARCHS
+    if plan.tiles > 3:  # sm_90 has the products of a warpgroup
+        return tuple(arch for arch in _WIDE_ARCHS if plan.codec != "nvfp4" or arch != "sm_90")
     if plan.codec == "nvfp4" and plan.tiles == 3:  # sm_80's assembler finds no registers for two pages at once
         return ARCHS[:1] if plan.step_pages == 1 else ARCHS[1:]
     return ARCHS
