@@ -115,7 +115,11 @@ def masked_attention_decode(
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
-    """All sequences and all columns of the page table at once; what lies behind a context is masked."""
+    """All rows and all columns of the page table at once; what lies behind a row is masked."""
+    rows = query.shape[0] // context_lengths.shape[0]  # of each sequence, the last one sees the whole context
+    earlier = torch.arange(rows - 1, -1, -1, device=query.device)
+    context_lengths = (context_lengths[:, None] - earlier).flatten()
+    page_table = page_table.repeat_interleave(rows, 0)
     cached = kv.plain[page_table.long(), layer].to(query.dtype)
     key, value = cached.permute(3, 0, 2, 1, 4, 5).flatten(3, 4)  # [S, KV, P * page_tokens, D] each
     behind = torch.arange(key.shape[2], device=query.device) >= context_lengths[:, None]
