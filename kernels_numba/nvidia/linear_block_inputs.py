@@ -51,7 +51,8 @@ def activations(w: Source, s: Shared) -> None:
     w("P.bar_sync()")
     with w.block("if stage == 2 and block == 0 and counts:  # all have passed the first barrier"):
         w("P.stg1(counters, u32(0))")
-    chunks = [range(m, min(m + LOADED_ROWS, s.columns)) for m in range(0, s.columns, LOADED_ROWS)]
+    each = LOADED_ROWS[s.columns]
+    chunks = [range(m, m + each) for m in range(0, s.columns, each)]
     _load(w, chunks[0])
     with w.block("if stage == 0:"):
         _scale_of_slice(w, s, chunks)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kernels_numba.dense_block import composed_dense_block
 from kernels_numba.nvidia import (
     append_ops,
     attention_decode_ops,
@@ -50,11 +51,15 @@ def cuda_ops(device: torch.device) -> OpTable:
         _log.warning("torch serves every op: %s", error)
         return torch_ops_because(str(error))
     reports = run_self_tests(GROUPS, found)
-    served = [group for group, report in zip(GROUPS, reports, strict=True) if report.implementation == "cuda"]
     ops: dict[str, Callable[..., Any]] = {}
-    for group in served:
-        ops.update(group.ops)
+    for group, report in zip(GROUPS, reports, strict=True):
+        if report.implementation == "cuda":
+            ops.update(group.served(report))
     known = {op for group in GROUPS for op in group.ops}
     others = GroupReport("others", tuple(op for op in OpTable.op_names() if op not in known), "torch")
     name = "cuda" if ops else "torch"
-    return replace(TORCH_OPS, name=name, report=OpsReport(name, found.arch, (*reports, others)), **ops)
+    table = replace(TORCH_OPS, name=name, report=OpsReport(name, found.arch, (*reports, others)), **ops)
+    if "dense_block" in ops or "linear" not in ops:
+        return table
+    # torch's would not know weights that are packed for the kernels of its products
+    return replace(table, dense_block=composed_dense_block(table.linear, table.add_rms_norm, table.silu_mul))

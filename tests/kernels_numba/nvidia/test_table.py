@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels_numba.cpu.table import CPU_OPS
 from kernels_numba.nvidia import table
@@ -81,6 +82,26 @@ def test_a_table_has_the_ops_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(report.groups[2].ops) == set(OpTable.op_names()) - {"rms_norm", "silu_mul"}
     line = str(report)
     assert line.startswith("ops of cuda for sm_90: rms_norm cuda; silu_mul torch (ValueError: no); others torch")
+
+
+def test_a_dense_block_without_its_kernel_takes_the_products_that_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which know how its weights are packed."""
+    widths: list[Any] = []
+
+    def linear(x: Tensor, packed: Any) -> Tensor:
+        widths.append(packed)
+        return x.new_ones(x.shape[0], packed)
+
+    products = OpGroup("linear", (), {"linear": linear}, lambda _: None)
+    monkeypatch.setattr(table, "GROUPS", (products, group("dense_block", ValueError("no"))))
+    monkeypatch.setattr(table, "device_of", lambda _: fake_device())
+    weights: Any = SimpleNamespace(out_proj=4, gate_up=12, down=4, next_in_proj=7, norm=None, next_norm=None, eps=1e-6)
+    total, projected = cuda_ops.__wrapped__(torch.device("cuda")).dense_block(
+        torch.ones(1, 4), torch.ones(1, 8), weights
+    )
+    assert widths == [4, 12, 4, 7]
+    assert total.tolist() == [[3.0] * 4]
+    assert projected.shape == (1, 7)
 
 
 @pytest.mark.parametrize("groups", [(), (group("linear", ValueError("no")),)], ids=["none", "none that passes"])
