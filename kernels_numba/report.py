@@ -15,6 +15,15 @@ class Check:
 
 
 @dataclass(frozen=True)
+class VariantReport:
+    """Kernels for some devices only, which were to serve instead of a group's ordinary ones."""
+
+    name: str
+    serves: bool
+    fallback_reason: str = ""  # why it does not
+
+
+@dataclass(frozen=True)
 class GroupReport:
     """Ops that one set of kernels serves, or was to serve."""
 
@@ -25,9 +34,12 @@ class GroupReport:
     worst: Check | None = None  # the one closest to its limit
     self_test_ms: float = 0.0  # loading, and building what no cache had, included
     fallback_reason: str = ""  # why it is not the kernels, with the name of what failed
+    variants: tuple[VariantReport, ...] = ()  # those meant for this device
 
     def __str__(self) -> str:
         serves = f"{self.name} {self.implementation}"
+        for variant in self.variants:
+            serves += f" with {variant.name}" if variant.serves else f" without {variant.name}"
         if self.fallback_reason:
             return f"{serves} ({self.fallback_reason})"
         if self.worst is None:

@@ -1,21 +1,26 @@
 """Decode attention by CUDA kernels; torch takes what they do not: other types, sizes and layouts.
 
 One row of each sequence over bfloat16 goes through ``attention_split``, all else through ``attention_paged``; rows that
-do not fit into the columns of its largest kernel take turns.
+do not fit into the columns of its largest kernel take turns. ``attention_fp4``, a variant for sm_120a, rounds queries
+over NVFP4 pages to NVFP4 as well; it never ran there, and serves if it passes its self-test.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from kernels_numba import reference
 from kernels_numba.kv.access import store
-from kernels_numba.kv.codec import BF16, KV_CODECS
+from kernels_numba.kv.codec import BF16, KV_CODECS, NVFP4
+from kernels_numba.kv.encode import decode, encode
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
+from kernels_numba.nvidia import attention_fp4_kernels
+from kernels_numba.nvidia.attention_codec_fp4 import Fp4Plan
 from kernels_numba.nvidia.attention_decode_kernels import (
     COLUMNS,
     COMBINE_SHARED_BYTES,
@@ -26,10 +31,11 @@ from kernels_numba.nvidia.attention_decode_kernels import (
     split_shared_bytes,
 )
 from kernels_numba.nvidia.attention_decode_plan import PAGED_HEAD_DIM, SCORE_SCALES, PagedPlan
+from kernels_numba.nvidia.attention_fp4_kernels import fp4_name, plans_with_fp4
 from kernels_numba.nvidia.attention_kernels import HEAD_DIMS, PAGE_TOKENS
 from kernels_numba.nvidia.attention_launch import PROGRAMMATIC, ROUNDING, integers, resident_blocks
 from kernels_numba.nvidia.launch import device_of
-from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.nvidia.self_test import OpGroup, Variant, assert_close
 from kernels_numba.shapes import AttentionShape
 from kernels_numba.torch_ops import attention
 
@@ -47,10 +53,36 @@ def attention_decode(
     context_lengths: Tensor,
     shape: AttentionShape,
 ) -> Tensor:
+    return _attention_decode(served_plans, query, projected, kv, layer, page_table, context_lengths, shape)
+
+
+def attention_decode_fp4(
+    query: Tensor,
+    projected: Tensor,
+    kv: PagedKv,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
+    """The same with queries rounded to NVFP4 where keys are NVFP4."""
+    return _attention_decode(plans_with_fp4, query, projected, kv, layer, page_table, context_lengths, shape)
+
+
+def _attention_decode(
+    plans_of: Callable[[str, str], tuple[PagedPlan, ...]],
+    query: Tensor,
+    projected: Tensor,
+    kv: PagedKv,
+    layer: int,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    shape: AttentionShape,
+) -> Tensor:
     sequences = len(context_lengths)
     rows = query.shape[0] // max(1, sequences)
     fits = _fits(query, projected, kv, page_table, context_lengths)
-    plans = _plans(kv, shape, rows, device_of(query.device).arch) if fits else ()
+    plans = _plans(plans_of, kv, shape, rows, device_of(query.device).arch) if fits else ()
     if not plans:
         return attention.attention_decode(query, projected, kv, layer, page_table, context_lengths, shape)
     out = torch.empty((query.shape[0], shape.query_width), dtype=query.dtype, device=query.device)
@@ -84,7 +116,7 @@ def attention_decode(
             page_table.stride(0),
             kv.layout.page_bytes,
             group,
-            *(turn if name == paged_name(plan) else ()),
+            *(() if plan is _SPLIT else turn),
             exponent,
             shared_bytes=shared_bytes,
             programmatic=PROGRAMMATIC,
@@ -123,7 +155,9 @@ _SPLIT = PagedPlan("bf16", 1, 1, 0)
 """Stands for ``attention_split``: one tile, one page a step."""
 
 
-def _plans(kv: PagedKv, shape: AttentionShape, rows: int, arch: str) -> tuple[PagedPlan, ...]:
+def _plans(
+    plans_of: Callable[[str, str], tuple[PagedPlan, ...]], kv: PagedKv, shape: AttentionShape, rows: int, arch: str
+) -> tuple[PagedPlan, ...]:
     """The kernels that serve these rows, by number of columns; empty if torch does."""
     codec = kv.layout.codec
     if shape.heads % shape.kv_heads or not 1 <= rows <= MOST_ROWS:
@@ -131,7 +165,7 @@ def _plans(kv: PagedKv, shape: AttentionShape, rows: int, arch: str) -> tuple[Pa
     group = shape.heads // shape.kv_heads
     if codec.key == BF16 and rows == 1 and shape.head_dim in HEAD_DIMS and group <= COLUMNS:
         return (_SPLIT,)
-    plans = served_plans(codec.name, arch) if shape.head_dim == PAGED_HEAD_DIM else ()
+    plans = plans_of(codec.name, arch) if shape.head_dim == PAGED_HEAD_DIM else ()
     return plans if plans and group <= COLUMNS * plans[-1].tiles else ()
 
 
@@ -139,6 +173,8 @@ def _kernel_of(plan: PagedPlan, head_dim: int) -> tuple[str, int, int]:
     """Its name, its shared memory and by which power of two its scores are too small."""
     if plan is _SPLIT:
         return f"attention_split_{head_dim}", split_shared_bytes(head_dim), 0
+    if isinstance(plan, Fp4Plan):
+        return fp4_name(plan), plan.shared_bytes, 0
     return paged_name(plan), plan.shared_bytes, SCORE_SCALES[plan.codec]
 
 
@@ -165,7 +201,14 @@ def _check(device: torch.device) -> None:
             _check_rows(device, codec, shape, COLUMNS * plan.tiles // 6)
 
 
-def _check_rows(device: torch.device, codec: str, shape: AttentionShape, rows: int) -> None:
+def _check_fp4(device: torch.device) -> None:
+    """Every kernel of the variant against the reference in float64 with queries rounded to NVFP4."""
+    shape = AttentionShape(heads=6, kv_heads=1, head_dim=PAGED_HEAD_DIM, rotary_dim=64)
+    for plan in attention_fp4_kernels.PLANS:
+        _check_rows(device, "nvfp4", shape, COLUMNS * plan.tiles // 6, fp4=True)
+
+
+def _check_rows(device: torch.device, codec: str, shape: AttentionShape, rows: int, fp4: bool = False) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -178,13 +221,26 @@ def _check_rows(device: torch.device, codec: str, shape: AttentionShape, rows: i
     query = normal(3 * rows, shape.heads, shape.head_dim).bfloat16()
     projected = normal(3 * rows, shape.projected_width).bfloat16()
     there = PagedKv(kv.pages.to(device), kv.layout)
-    out = attention_decode(
-        query.to(device), projected.to(device), there, 1, table.to(device), lengths.to(device), shape
-    )
-    expected = reference.attention_decode(query.double(), projected.double(), kv, 1, table, lengths, shape)
-    assert_close(f"attention_decode of {rows} rows over {codec}", out, expected, ROUNDING)
+    op = attention_decode_fp4 if fp4 else attention_decode
+    out = op(query.to(device), projected.to(device), there, 1, table.to(device), lengths.to(device), shape)
+    seen = decode(NVFP4, *encode(NVFP4, query)) if fp4 else query
+    expected = reference.attention_decode(seen.double(), projected.double(), kv, 1, table, lengths, shape)
+    name = "attention_fp4" if fp4 else "attention_decode"
+    assert_close(f"{name} of {rows} rows over {codec}", out, expected, ROUNDING)
 
 
 GROUP = OpGroup(
-    "attention_decode", tuple(spec.name for spec in KERNELS), {"attention_decode": attention_decode}, _check
+    "attention_decode",
+    tuple(spec.name for spec in KERNELS),
+    {"attention_decode": attention_decode},
+    _check,
+    variants=(
+        Variant(
+            "attention_fp4",
+            attention_fp4_kernels.ARCHS,
+            tuple(spec.name for spec in attention_fp4_kernels.KERNELS),
+            {"attention_decode": attention_decode_fp4},
+            _check_fp4,
+        ),
+    ),
 )

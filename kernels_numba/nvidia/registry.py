@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels_numba.nvidia import (
     append_kernels,
     attention_decode_kernels,
+    attention_fp4_kernels,
     attention_kernels,
     gated_delta_kernels,
     linear_block_kernels,
@@ -26,6 +27,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     *append_kernels.KERNELS,
     *attention_kernels.KERNELS,
     *attention_decode_kernels.KERNELS,
+    *attention_fp4_kernels.KERNELS,
     *gated_delta_kernels.KERNELS,
     *moe_kernels.KERNELS,
 )

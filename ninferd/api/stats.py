@@ -136,6 +136,14 @@ def _kernels(info: EngineInfo) -> dict[str, Any]:
                 "error_limit": group.worst.limit if group.worst else None,
                 "self_test_ms": group.self_test_ms,
                 "fallback_reason": group.fallback_reason or None,
+                "variants": [
+                    {
+                        "name": variant.name,
+                        "serves": variant.serves,
+                        "fallback_reason": variant.fallback_reason or None,
+                    }
+                    for variant in group.variants
+                ],
             }
             for group in info.ops.groups
         ],

@@ -235,6 +235,7 @@ async def test_stats() -> None:
             "error_limit": 4e-3,
             "self_test_ms": 12.5,
             "fallback_reason": None,
+            "variants": [{"name": "wide_norms", "serves": False, "fallback_reason": "CudaError: wide_norms"}],
         },
         {
             "name": "linear",
@@ -246,6 +247,7 @@ async def test_stats() -> None:
             "error_limit": None,
             "self_test_ms": 0.0,
             "fallback_reason": "CudaError: gemv_q8_m4",
+            "variants": [],
         },
     ]
 

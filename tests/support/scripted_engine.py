@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kernels_numba.report import Check, GroupReport, OpsReport
+from kernels_numba.report import Check, GroupReport, OpsReport, VariantReport
 from ninferd.engine.client import EngineState
 from ninferd.engine.messages import (
     EngineInfo,
@@ -47,7 +47,15 @@ INFO = EngineInfo(
         "cuda",
         "sm_90",
         (
-            GroupReport("norms", ("rms_norm", "silu_mul"), "cuda", 9, Check("silu_mul", 1.7e-3, 4e-3), 12.5),
+            GroupReport(
+                "norms",
+                ("rms_norm", "silu_mul"),
+                "cuda",
+                9,
+                Check("silu_mul", 1.7e-3, 4e-3),
+                12.5,
+                variants=(VariantReport("wide_norms", serves=False, fallback_reason="CudaError: wide_norms"),),
+            ),
             GroupReport("linear", ("linear",), "torch", fallback_reason="CudaError: gemv_q8_m4"),
         ),
     ),

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels_numba.nvidia.emulated_fp4 import FP4, FP4_PRODUCTS, multiply_nvfp4
 from tests.kernels_numba.nvidia.emulated_memory import Memory
 from tests.kernels_numba.nvidia.emulated_tiles import PAIRS, TILES, multiply_pairs, with_b_of_shared_memory
 
 WARP = 32
-MATRICES = PAIRS | {"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"}
+MATRICES = PAIRS | set(FP4_PRODUCTS) | {"ldsm4", "ldsm4t", "mma_f16", "mma_bf16"}
 OF_A_WARP = MATRICES | {"shfl_xor", "shfl_xor_f", "shfl_idx", "shfl_idx_f", "shfl_up_f", "syncwarp", "movmatrix"}
 _F, _U, _H, _L = np.float32, np.uint32, np.uint16, np.int64
 
@@ -136,7 +137,7 @@ _PURE: dict[str, Callable[..., Any]] = {
     "pdl_wait": lambda: None,
     "pdl_launch": lambda: None,
 }
-_PURE |= TILES
+_PURE |= TILES | FP4
 _SPACES = {"g": "global", "s": "shared"}
 _KINDS: dict[str, tuple[Any, int]] = {
     "1": (_U, 1),
@@ -268,6 +269,8 @@ def carried_out(name: str, arguments: list[tuple[Any, ...]], memory: Memory) -> 
         arguments = with_b_of_shared_memory(arguments, memory)
     if name in PAIRS:
         return multiply_pairs(arguments, _bfloat16_pair if name == "mma_bf16_pair" else _halves)
+    if name in FP4_PRODUCTS:
+        return multiply_nvfp4(arguments, FP4_PRODUCTS[name])
     if name.startswith("mma"):
         return _multiply(arguments, _halves if name == "mma_f16" else _bfloat16_pair)
     if name in MATRICES:

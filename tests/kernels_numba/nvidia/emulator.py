@@ -75,7 +75,7 @@ def launch(
             running: list[_Thread] = []
             for thread in range(threads):
                 vocabulary = Vocabulary(memory, thread, block, threads, grid, late=waits is not None)
-                scope = {"P": vocabulary, "F": vocabulary, **types, **{n: lambda: None for n in names}}
+                scope = {**dict.fromkeys(("P", "F", "F4"), vocabulary), **types, **{n: lambda: None for n in names}}
                 scope |= {name: partial(vocabulary.cp_wait, groups) for name, groups in (waits or {}).items()}
                 exec(_code(source), scope)
                 running.append(scope["kernel"](*arguments))
