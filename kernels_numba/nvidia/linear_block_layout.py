@@ -14,7 +14,7 @@ DEPTHS = {1: 9, 4: 8, 8: 6}
 SLOT_BYTES = NVFP4.step_bytes
 QUADS = 3
 """Groups of four activations that a thread converts at once, of each row."""
-LOADED_ROWS = {1: 1, 4: 4, 8: 2}
+LOADED_ROWS = {1: 1, 4: 2, 8: 2}
 """Rows of them that are under way at a time: what registers allow."""
 RUNS = 24
 """Most pieces of tiles that a warp multiplies in one launch."""
