@@ -88,7 +88,7 @@ def gated_delta_round(
         )
     device = device_of(projected.device)
     out = torch.empty((projected.shape[0], shape.value_width), dtype=projected.dtype, device=projected.device)
-    device.kernel(_rows_kernel(device.arch))(
+    device.kernel(_kernel_for(device.arch, "gated_delta_rows"))(
         (shape.value_heads, sequences, 1),
         projected.data_ptr(),
         *_at(layer, conv, recurrent, *_tensors(pending)),
@@ -152,8 +152,9 @@ def _slot_bytes(*states: Tensor) -> list[int]:
     return [state.stride(0) * state.itemsize for state in states]
 
 
-def _rows_kernel(arch: str) -> str:
-    (name,) = (spec.name for spec in KERNELS if spec.module == "gated_delta_rows" and arch in spec.archs)
+def _kernel_for(arch: str, module: str) -> str:
+    """The one kernel that a module has for a target."""
+    (name,) = (spec.name for spec in KERNELS if spec.module == module and arch in spec.archs)
     return name
 
 
@@ -288,7 +289,7 @@ def _chunked(
     )
     (conv_at, state_at), slot_bytes = _at(layer, conv, recurrent), _slot_bytes(conv, recurrent)
     row_stride = 2 * projected.stride(0)
-    device.kernel("gated_delta_chunk")(
+    device.kernel(_kernel_for(device.arch, "gated_delta_chunk"))(
         (chunks, key_heads, 1),
         projected.data_ptr(),
         conv_at,
