@@ -6,7 +6,7 @@ time, and multiply by cuBLAS. Matrices that no kernel takes stay torch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -132,6 +132,11 @@ def _runs(factors: Tensor) -> tuple[tuple[int, int, float], ...]:
 
 def linear(x: Tensor, packed: PackedLinear) -> Tensor:
     """As ``kernels_numba.ops.Linear``, of bfloat16."""
+    return product(x, packed, decoded_product)
+
+
+def product(x: Tensor, packed: PackedLinear, of_many_rows: Callable[[Tensor, StreamSegment, Tensor], None]) -> Tensor:
+    """As ``linear``; ``of_many_rows`` does what ``decoded_product`` does."""
     if not any(isinstance(segment, StreamSegment) for segment in packed.segments):
         return torch_linear.linear(x, packed)
     if x.dtype != torch.bfloat16:
@@ -146,7 +151,7 @@ def linear(x: Tensor, packed: PackedLinear) -> Tensor:
         elif x.shape[0] <= STREAMED_ROWS:
             stream_product(activations, segment, place)
         else:
-            decoded_product(activations.x, segment, place)
+            of_many_rows(activations.x, segment, place)
         begin += segment.rows
     return out
 

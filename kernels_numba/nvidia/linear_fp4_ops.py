@@ -6,22 +6,30 @@ tested instruction by instruction on the CPU, and ``check`` compares the whole p
 
 from __future__ import annotations
 
+import logging
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels_numba import reference
+from kernels_numba.dense_block import composed_dense_block
 from kernels_numba.matrices import Nvfp4Matrix
 from kernels_numba.nvidia.launch import Device, device_of
-from kernels_numba.nvidia.linear import StreamSegment, stream_segment
+from kernels_numba.nvidia.linear import STREAMED_ROWS, StreamSegment, decoded_product, product, stream_segment
 from kernels_numba.nvidia.linear_formats import NVFP4, STEP_COLUMNS, TILE_ROWS
 from kernels_numba.nvidia.linear_fp4 import BLOCK
-from kernels_numba.nvidia.linear_fp4_kernels import ARCHS
+from kernels_numba.nvidia.linear_fp4_kernels import ARCHS, KERNELS
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS
 from kernels_numba.nvidia.self_test import assert_close
+from kernels_numba.ops import OpTable
+from kernels_numba.report import GroupReport
+from kernels_numba.shapes import DenseBlockWeights, PackedLinear
 from kernels_numba.swizzle import TILE_ROWS as SCALE_ROWS
 from kernels_numba.swizzle import unswizzle_scales
+
+_log = logging.getLogger(__name__)
 
 LARGEST = 6.0 * 448.0
 """Of an NVFP4 number without further factors."""
@@ -33,13 +41,52 @@ _TOLERANCE = 4e-3
 """Against the product of the same rounded operands; results are rounded to bfloat16."""
 
 
-def obstacle(device: Device) -> str | None:
-    """Why block-scaled FP4 products cannot be computed on a device, None if they can."""
+def with_fp4_prefill(table: OpTable, device: Device) -> OpTable:
+    """``table`` with products of many rows by FP4 tensor cores, where they agree with the reference on the device.
+
+    Where they do not, or there are none, the journal says so and ``table`` serves as it is.
+    """
+    reason = _obstacle(device) or _mismatch(device)
+    report = GroupReport("linear_fp4", ("linear", "dense_block"), "torch" if reason else "cuda", fallback_reason=reason)
+    reported = replace(table.report, groups=(*table.report.groups, report))
+    if reason:
+        _log.warning("engine.prefill_activations: bf16 instead of nvfp4, products of prompts are not FP4: %s", reason)
+        return replace(table, report=reported)
+    composed = composed_dense_block(linear, table.add_rms_norm, table.silu_mul)
+
+    def dense_block(residual: Tensor, mixed: Tensor, weights: DenseBlockWeights) -> tuple[Tensor, Tensor]:
+        serving = table.dense_block if residual.shape[0] <= STREAMED_ROWS else composed
+        return serving(residual, mixed, weights)
+
+    return replace(table, linear=linear, dense_block=dense_block, report=reported)
+
+
+def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    """As ``kernels_numba.ops.Linear``; many rows of ``x`` are rounded to NVFP4 before they meet NVFP4 weights."""
+    return product(x, packed, _product_of_many_rows)
+
+
+def _product_of_many_rows(x: Tensor, segment: StreamSegment, out: Tensor) -> None:
+    multiply = fp4_product if can_multiply(segment) else decoded_product
+    multiply(x, segment, out)
+
+
+def _mismatch(device: Device) -> str:
+    try:
+        device.load(spec.name for spec in KERNELS)
+        check(torch.device("cuda", device.index))
+    except Exception as error:  # whatever a library or a kernel says: the ordinary products serve
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _obstacle(device: Device) -> str:
+    """Why block-scaled FP4 products cannot be computed on a device, empty if they can."""
     if device.arch not in ARCHS:
         return f"{device.label} has no block-scaled FP4 tensor cores ({' and '.join(ARCHS)} have)"
     if not hasattr(torch.nn.functional, "scaled_mm"):
         return f"torch {torch.__version__} has no torch.nn.functional.scaled_mm (2.10 has)"
-    return None
+    return ""
 
 
 def can_multiply(segment: StreamSegment) -> bool:

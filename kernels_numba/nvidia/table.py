@@ -22,6 +22,7 @@ from kernels_numba.nvidia import (
     norms_ops,
 )
 from kernels_numba.nvidia.launch import CudaError, device_of
+from kernels_numba.nvidia.linear_fp4_ops import with_fp4_prefill
 from kernels_numba.nvidia.self_test import OpGroup, run_self_tests
 from kernels_numba.ops import OpTable
 from kernels_numba.report import GroupReport, OpsReport
@@ -43,8 +44,14 @@ _log = logging.getLogger(__name__)
 
 
 @lru_cache
-def cuda_ops(device: torch.device) -> OpTable:
-    """The ops that serve bfloat16 activations on ``device``; made, with the self-test, once per process."""
+def cuda_ops(device: torch.device, fp4_prefill: bool = False) -> OpTable:
+    """The ops that serve bfloat16 activations on ``device``; made, with the self-test, once per process.
+
+    ``fp4_prefill``: see ``kernels_numba.selection.ops_for``.
+    """
+    if fp4_prefill:
+        table = cuda_ops(device)
+        return with_fp4_prefill(table, device_of(device)) if table.name == "cuda" else table
     try:
         found = device_of(device)
     except CudaError as error:

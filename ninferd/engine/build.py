@@ -46,6 +46,7 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
         dtype,
         lambda done, total: on_progress(LoadProgress("weights", done, total)),
         available_bytes=_free_bytes(device),
+        fp4_prefill=settings.engine.prefill_activations == "nvfp4",
     )
     engine = engine_around(model, token_count(source, model.config.vocab_size), settings, identity, on_progress)
     engine.info = msgspec.structs.replace(engine.info, load_seconds=time.monotonic() - started_s)

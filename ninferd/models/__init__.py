@@ -26,16 +26,19 @@ def load_text_model(
     dtype: torch.dtype,
     on_progress: OnProgress,
     available_bytes: int | None = None,
+    *,
+    fp4_prefill: bool = False,
 ) -> Qwen3_5Text:
     """Load a model of the Qwen3.5 family, dense or MoE, in whatever formats ``source`` has its weights in.
 
     ``dtype`` is float32 or bfloat16, for activations and plain weights; ``on_progress`` gets (bytes done, bytes in all)
     of the files. Raises InputError naming file and parameter if the source cannot be used, and if its weights need more
-    than ``available_bytes``.
+    than ``available_bytes``. ``fp4_prefill``: see ``kernels_numba.selection.ops_for``.
     """
     opened = open_model(source) if isinstance(source, Path) else source
     config = text_config(opened)
-    return load_text(opened, config, ops_for(device, dtype), device, dtype, on_progress, available_bytes)
+    ops = ops_for(device, dtype, fp4_prefill=fp4_prefill)
+    return load_text(opened, config, ops, device, dtype, on_progress, available_bytes)
 
 
 __all__ = ["Qwen3_5Text", "TextConfig", "load_text_model", "text_config"]

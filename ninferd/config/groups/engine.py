@@ -63,6 +63,14 @@ class EngineSettings(Table):
         reload="engine",
         flag="--kv-dtype",
     )
+    prefill_activations: Literal["bf16", "nvfp4"] = key(
+        "bf16",
+        "What a prompt's activations are rounded to before they meet NVFP4 weights. nvfp4 lets the FP4 tensor cores of "
+        "sm_100a and sm_120a multiply, at a little quality; cards without them, and kernels that fail their self-test, "
+        "stay with bf16 and say so. It has never run on such a card.",
+        reload="engine",
+        flag="--prefill-activations",
+    )
     cuda_graph: bool = key(True, "Replay decode rounds as captured CUDA graphs.", reload="engine", flag="--cuda-graph")
     prefix_reuse: bool = key(
         True,
