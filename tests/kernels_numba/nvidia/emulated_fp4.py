@@ -122,7 +122,9 @@ def _spread_scales(word: int) -> int:
 
 
 def _e2m1_code(x: float) -> int:
-    """To nearest, ties to even, at most 6."""
+    """To nearest, ties to even, at most 6, which NaN is as well."""
+    if math.isnan(x):
+        return 7
     distances = [abs(min(abs(float(x)), 6.0) - value) for value in E2M1]
     nearest = min(range(8), key=lambda code: (distances[code], code % 2))
     return nearest | (8 if math.copysign(1.0, x) < 0 else 0)

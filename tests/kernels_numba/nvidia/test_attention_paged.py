@@ -21,7 +21,8 @@ from kernels_numba.kv.codec import KV_CODECS, PAGE_TOKENS
 from kernels_numba.kv.hadamard import hadamard
 from kernels_numba.kv.layout import KvLayout
 from kernels_numba.kv.paged import PagedKv
-from kernels_numba.nvidia import attention_combine, attention_decode_ops, attention_paged
+from kernels_numba.nvidia import attention_combine, attention_decode_ops, attention_paged, attention_paged_fp4
+from kernels_numba.nvidia.attention_codec_fp4 import Fp4Plan
 from kernels_numba.nvidia.attention_decode_kernels import COMBINE_SHARED_BYTES, PAGED, served_plans
 from kernels_numba.nvidia.attention_decode_plan import PAGED_WARPS, SCORE_SCALES, PagedPlan
 from kernels_numba.nvidia.attention_kernels import COMBINE_WARPS
@@ -33,6 +34,15 @@ from tests.kernels_numba.nvidia.emulator import EmulatedDevice, launch
 HEAD_DIM, LAYERS, LAYER = 256, 2, 1
 ROUNDING = 2.5e-3
 """Of a result in bfloat16 and of probabilities in 16 bits, by norm."""
+
+
+def generated(plan: PagedPlan) -> tuple[str, dict[str, int], int]:
+    """Source and waits of a plan's kernel, and by which power of two its scores are too small."""
+    if isinstance(plan, Fp4Plan):
+        sizes = plan.tiles, plan.step_pages, plan.entries
+        return attention_paged_fp4.source(*sizes), attention_paged_fp4.waits(*sizes), 0
+    arguments = plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup
+    return attention_paged.source(*arguments), attention_paged.waits(*arguments), SCORE_SCALES[plan.codec]
 
 
 @dataclass
@@ -89,15 +99,15 @@ class Paged:
         """``late``: asynchronous copies arrive at the last moment, not at once."""
         shape, sequences = self.shape, len(self.contexts)
         group, layout = shape.heads // shape.kv_heads, self.kv.layout
-        exponent = np.float32(shape.softmax_scale * math.log2(math.e) * 2.0 ** SCORE_SCALES[plan.codec])
+        source, waits, score_scale = generated(plan)
+        exponent = np.float32(shape.softmax_scale * math.log2(math.e) * 2.0**score_scale)
         partial = torch.full((slots, shape.kv_heads, plan.tiles, 16, 32, 4), torch.nan)
         statistics = torch.full((slots, shape.kv_heads, plan.tiles, 8, 2), torch.nan)
         out = torch.full((len(self.query), shape.query_width), torch.nan).bfloat16()
-        waits = attention_paged.waits(plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup)
         kv = self.kv.pages.data_ptr() + layout.layer_bytes * LAYER
         counts = (group, self.rows, self.rows, 0)
         launch(
-            attention_paged.source(plan.codec, plan.tiles, plan.step_pages, plan.entries, plan.warpgroup),
+            source,
             (slots, shape.kv_heads, 1),
             32 * PAGED_WARPS,
             [
