@@ -1,8 +1,8 @@
 """What ``fp4_tiles`` gives kernels, done on the CPU: products as the PTX ISA describes them, words by their meaning.
 
 The tables are those of "Matrix Fragments for mma.m16n8k64" (``.e2m1``) and of "Block Scaling for mma.sync"
-(``.scale_vec::4X``, ``.ue4m3``) in the PTX ISA; that the first of two lanes has the scales of row g and the second those
-of row g + 8 is in a figure there, and in the layouts of NVIDIA/cutlass.
+(``.scale_vec::4X``, ``.ue4m3``) in the PTX ISA; that of two lanes the first has the scales of row g and the second
+those of row g + 8 is in a figure there, and in the layouts of NVIDIA/cutlass.
 """
 
 from __future__ import annotations
