@@ -10,11 +10,10 @@ from typing import Any
 
 from kernels_numba.nvidia import ptx as P
 from kernels_numba.nvidia.linear_formats import NVFP4, STEP_COLUMNS
+from kernels_numba.nvidia.linear_fp4_kernels import BLOCK
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS
 from kernels_numba.nvidia.text import Source, bf16
 
-BLOCK = 16
-"""Columns that share a scale."""
 WEIGHT_PARAMETERS = "weights codes scales steps tiles first_tile count"
 ACTIVATION_PARAMETERS = "x codes scales lift rows width row_bytes"
 

@@ -6,6 +6,8 @@ from kernels_numba.nvidia.kernel import KernelSpec
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS
 
 ARCHS = ("sm_100a", "sm_120a")
+BLOCK = 16
+"""Columns that share a scale."""
 
 KERNELS = (
     KernelSpec("fp4_weights", "linear_fp4", "make_weights", (), "llliiii", 32 * DEQUANT_STEPS, 1, 64, archs=ARCHS),

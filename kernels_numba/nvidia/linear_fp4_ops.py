@@ -19,8 +19,7 @@ from kernels_numba.matrices import Nvfp4Matrix
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear import STREAMED_ROWS, StreamSegment, decoded_product, product, stream_segment
 from kernels_numba.nvidia.linear_formats import NVFP4, STEP_COLUMNS, TILE_ROWS
-from kernels_numba.nvidia.linear_fp4 import BLOCK
-from kernels_numba.nvidia.linear_fp4_kernels import ARCHS, KERNELS
+from kernels_numba.nvidia.linear_fp4_kernels import ARCHS, BLOCK, KERNELS
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS
 from kernels_numba.nvidia.self_test import assert_close
 from kernels_numba.ops import OpTable
