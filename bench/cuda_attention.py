@@ -133,7 +133,7 @@ class Cache:
                 part = self.kv.runs[start : start + DIFFERENT_PAGES, layer]
                 part.copy_(few.runs[: len(part), 0])
         table = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
-        for row, own in zip(table, torch.randperm(sum(counts)).split(counts), strict=True):
+        for row, own in zip(table, torch.split(torch.randperm(sum(counts)), counts), strict=True):
             row[: len(own)] = own
         self.table, self.lengths = table.cuda(), torch.tensor(contexts).cuda()
 
@@ -154,7 +154,7 @@ class Cache:
         assert isinstance(call, partial)
         query, context, group = call.args[0], self.contexts[0], self.shape.heads // self.shape.kv_heads
         found = call().view(rows, self.shape.heads, 256)[:, :group].double()
-        parts = [load(self.kv, 0, pages, torch.float32) for pages in self.table[0].long().split(256)]
+        parts = [load(self.kv, 0, pages, torch.float32) for pages in torch.split(self.table[0].long(), 256)]
         key, value = (torch.cat([part[i][:, 0] for part in parts]).flatten(0, 1)[:context] for i in range(2))
         scores = query[:, :group].double() @ key.double().T / math.sqrt(256)
         hidden = torch.arange(context, device="cuda") > context - rows + torch.arange(rows, device="cuda")[:, None]

@@ -170,8 +170,6 @@ def prefill(rule: Rule, tokens: int) -> None:
         with switched(gated_delta_ops, "device_of", partial(_without, part)):
             parts[part] = whole - seconds(calls)
     line = ", ".join(f"{part} {1e6 * time_:.0f}" for part, time_ in parts.items())
-    with switched(gated_delta_ops, "SCAN_COLUMNS", 128):
-        line += f", with 128 columns a block {1e6 * seconds(calls):.0f}"
     theirs = seconds(rule.calls(torch_gated_delta.gated_delta_prefill, tokens, 1, count=2), replays=3)
     spans = []
     for span in (1024, 2048, 4096):
@@ -189,7 +187,7 @@ class _Without:
 
     def __init__(self, left_out: str, device: torch.device) -> None:
         self._left_out, self._device = left_out, device_of(device)
-        self.shared_bytes_per_block = self._device.shared_bytes_per_block
+        self.arch, self.shared_bytes_per_block = self._device.arch, self._device.shared_bytes_per_block
 
     def kernel(self, name: str) -> Callable[..., None]:
         if name.startswith(f"gated_delta_{self._left_out}"):

@@ -79,6 +79,10 @@ SCAN_DECAY = SCAN_WITHIN + CHUNK * HALF_PITCH
 SCAN_VALUE = SCAN_DECAY + 2 * CHUNK * 4
 
 
+SCAN_COLUMNS = 64
+"""Of a head's state, in a block of the scan."""
+
+
 def scan_stage_bytes(columns: int) -> int:
     """Of a chunk in a block that takes so many columns of the state."""
     return SCAN_VALUE + columns * HALF_PITCH

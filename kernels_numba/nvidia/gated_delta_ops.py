@@ -16,6 +16,7 @@ from kernels_numba.nvidia.gated_delta_layout import (
     DIM,
     MOST_ROWS,
     OUT_TOKENS,
+    SCAN_COLUMNS,
     STEP_SHARED_BYTES,
     TAPS,
     TILE_BYTES,
@@ -33,12 +34,14 @@ CHUNKED_FROM = TAPS - 1
 """Tokens from which the chunked form is used; fewer go one by one."""
 SPAN_TOKENS = 4096
 """Most tokens of a pass in the chunked form, which bounds its scratch to 52 KiB a token (27B)."""
-SCAN_COLUMNS = 64
-"""Of a head's state, in a block of the scan: 64 or 128."""
 COUNTERS = 1 << 16
 """Of sequences times key heads in a launch, at most."""
 ROUNDING = 4e-3
 """Of results in bfloat16, by norm; 1.7e-3 is usual."""
+
+
+_last_states: dict[torch.device, tuple[int, int]] = {}
+"""By device: where the states begin that the last step or round writes, and the layer."""
 
 
 @lru_cache
@@ -62,7 +65,7 @@ def gated_delta_decode(
     most = COUNTERS // shape.key_heads
     for start in range(0, projected.shape[0], most):
         rows = slice(start, start + most)
-        _step(projected[rows], weights, conv, recurrent, layer, slots[rows], shape, out[rows], PROGRAMMATIC)
+        _step(projected[rows], weights, conv, recurrent, layer, slots[rows], shape, out[rows])
     return out
 
 
@@ -109,7 +112,7 @@ def gated_delta_round(
         shape.value_heads // shape.key_heads,
         weights.eps,
         shared_bytes=rows_shared_bytes(pending.rows),
-        programmatic=PROGRAMMATIC,
+        programmatic=_may_overlap(recurrent, layer),
     )
     return out
 
@@ -177,8 +180,7 @@ def gated_delta_prefill(
             continue
         for token in range(start, projected.shape[0]):
             row = slice(token, token + 1)
-            # not while the launch before still writes the states
-            _step(projected[row], weights, conv, recurrent, layer, slots, shape, out[row], PROGRAMMATIC and token == 0)
+            _step(projected[row], weights, conv, recurrent, layer, slots, shape, out[row])
     return out
 
 
@@ -233,7 +235,6 @@ def _step(
     slots: Tensor,
     shape: GatedDeltaShape,
     out: Tensor,
-    programmatic: bool,
 ) -> None:
     """A row of each of the sequences in ``slots``."""
     device_of(projected.device).kernel("gated_delta_step")(
@@ -254,8 +255,19 @@ def _step(
         shape.value_heads // shape.key_heads,
         weights.eps,
         shared_bytes=STEP_SHARED_BYTES,
-        programmatic=programmatic,
+        programmatic=_may_overlap(recurrent, layer),
     )
+
+
+def _may_overlap(recurrent: Tensor, layer: int) -> bool:
+    """Whether a step or round may be put in place while the launch in front of it runs.
+
+    They read the states before they wait for it, so it must not be one that writes them: the step or round of the same
+    layer, with nothing in between. What lies further back has ended, as they let nothing begin before they have waited.
+    """
+    states = (recurrent.data_ptr(), layer)
+    before, _last_states[recurrent.device] = _last_states.get(recurrent.device), states
+    return PROGRAMMATIC and before != states
 
 
 def _chunked(
@@ -302,7 +314,7 @@ def _chunked(
         shared_bytes=CHUNK_SHARED_BYTES,
     )
     stages = 2 if device.shared_bytes_per_block >= 2 * scan_stage_bytes(SCAN_COLUMNS) else 1
-    device.kernel(f"gated_delta_scan_{SCAN_COLUMNS}")(
+    device.kernel("gated_delta_scan")(
         (DIM // SCAN_COLUMNS, value_heads, 1),
         *(heads, carried, within, factors, units, state_at, slots.data_ptr(), outputs, out_units),
         *(slot_bytes[1], chunks, key_heads, value_heads // key_heads, stages),

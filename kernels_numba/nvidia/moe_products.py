@@ -18,8 +18,8 @@ from typing import Any
 
 from kernels_numba.nvidia import ptx as P
 from kernels_numba.nvidia.linear_conversion import scaled_halves, set_scales
-from kernels_numba.nvidia.linear_formats import FORMATS, GROUPS, StreamFormat
-from kernels_numba.nvidia.moe_kernels import PLACE_BYTES, UP, WARPS
+from kernels_numba.nvidia.linear_formats import FORMATS, GROUPS, PLACE_BYTES, StreamFormat
+from kernels_numba.nvidia.moe_kernels import UP, WARPS
 from kernels_numba.nvidia.text import Source, silu
 
 PARAMETERS = "weights x scales factors items tokens out maxima tiles steps slices split"

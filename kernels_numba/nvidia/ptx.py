@@ -212,9 +212,7 @@ def smem_base(context: Any) -> Any:  # noqa: ARG001
 # ---- barriers, asynchronous copies in groups, programmatic dependent launch (nothing below sm_90)
 bar_sync = asm("bar.sync 0;", "", "", BARRIER)
 # whether any thread of the block brings something other than 0
-bar_or = asm(
-    "{.reg .pred p,q; setp.ne.u32 p,$1,0; bar.red.or.pred q,0,p; selp.u32 $0,1,0,q;}", "r", "r", BARRIER
-)
+bar_or = asm("{.reg .pred p,q; setp.ne.u32 p,$1,0; bar.red.or.pred q,0,p; selp.u32 $0,1,0,q;}", "r", "r", BARRIER)
 syncwarp = asm("bar.warp.sync 0xffffffff;", "", "", BARRIER)
 cp_async16 = asm("cp.async.cg.shared.global.L2::256B [$0],[$1],16;", "", "rl", BARRIER)
 # 16 bytes of each lane below a number of lanes, at 0 and at 512, and below another number at 1024
@@ -286,8 +284,8 @@ def wgmma_pair(tiles: int) -> tuple[str, str, str]:
         f"{{{','.join(names[sums + 4 * step : sums + 4 * step + 4])}}},{names[sums + 8 + step]},p,1,1,0;"
         for step in range(2)
     )
-    text = "{.reg .pred p; setp.eq.u32 p,0,0; wgmma.fence.sync.aligned;" + products + "wgmma.commit_group.sync.aligned;}"
-    return text, "f" * sums, "r" * 8 + "ll" + "f" * sums
+    always = ".reg .pred p; setp.eq.u32 p,0,0; wgmma.fence.sync.aligned;"
+    return f"{{{always}{products}wgmma.commit_group.sync.aligned;}}", "f" * sums, "r" * 8 + "ll" + "f" * sums
 
 
 # at most one group, or none, under way; what generic stores left is there for products

@@ -276,11 +276,9 @@ def test_a_graph_replays_rounds(device: torch.device) -> None:
 
 
 def test_values_beyond_halves(device: torch.device) -> None:
-    """Values and states of up to 1e9, in some heads; what comes with them in a chunk is as exact as they are."""
+    """Values and states of up to 1e9 in one head, to the end: what is smaller in a chunk is as exact as they are."""
     shape, projected = SMALL, normal(0, 300, SMALL.projected_width)
-    values = slice(2 * shape.key_width, 2 * shape.key_width + 256)
-    projected[70:90, values] *= 1e4
-    projected[192:256, values.start : values.start + 128] *= 1e9
+    projected[256:, 2 * shape.key_width : 2 * shape.key_width + 128] *= 1e9
     check_prefill(prefill_runs(shape), projected, "prefill of large values")
 
 

@@ -14,7 +14,7 @@ from kernels_numba.matrices import DenseMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.nvidia import linear_block_ops
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.linear import pack_linear
-from kernels_numba.nvidia.linear_block_kernels import BLOCK_ARCHS
+from kernels_numba.nvidia.linear_block_kernels import BLOCK_ARCHS, BLOCK_COLUMNS
 from kernels_numba.nvidia.linear_block_ops import dense_block
 from kernels_numba.shapes import DenseBlockWeights
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 WIDTH, MIXED, INNER, IN, SIDE = 2560, 2048, 4608, 4096, 96
 """Small, with work for every warp of a large device."""
-EPS, ROUNDING = 1e-6, 7e-3
+EPS, ROUNDING, ROUNDING_BETWEEN_OPS = 1e-6, 7e-3, 1.2e-2
 ROWS = pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 40])
 
 
@@ -48,12 +48,13 @@ class Block:
         self.weights = DenseBlockWeights(out_proj, self.norm, packed_gate_up, packed_down, self.next_norm, in_proj, EPS)
 
     def check(self, residual: Tensor, mixed: Tensor) -> None:
-        """Every row to three roundings to bfloat16 on the way."""
+        """Every row to three roundings to bfloat16 on the way, or to one after each op where there are many rows."""
+        bound = ROUNDING if len(residual) <= BLOCK_COLUMNS[-1] else ROUNDING_BETWEEN_OPS
         found, expected = dense_block(residual, mixed, self.weights), self.expected(residual, mixed)
         for name, each, exact in zip(("residual", "projected"), found, expected, strict=True):
             error = ((each.double() - exact).norm(dim=1) / exact.norm(dim=1)).max().item()
             print(f"{name} {list(each.shape)}: {error:.1e}")
-            assert error < ROUNDING
+            assert error < bound
 
     def expected(self, residual: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         out, gate_up, down, *ins = self.values

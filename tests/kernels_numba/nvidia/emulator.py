@@ -63,7 +63,8 @@ def launch(
 ) -> None:
     """Run ``kernel`` of ``source`` block after block, in ``order``; calls of ``names`` do nothing.
 
-    ``together``: in turns, so that blocks can wait for each other. ``waits`` are the names of ``cp_wait`` intrinsics, with their groups; with them copies happen at the last moment.
+    ``together``: in turns, so that blocks can wait for each other. ``waits`` are the names of ``cp_wait`` intrinsics,
+    with their groups; with them copies happen at the last moment.
     """
     blocks: list[tuple[int, ...]] = [index[::-1] for index in np.ndindex(*grid[::-1])]
     types: dict[str, Any] = {"f32": np.float32, "i64": int, "u32": lambda x: int(x) & 0xFFFFFFFF}
