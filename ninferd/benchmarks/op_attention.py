@@ -19,6 +19,8 @@ from ninferd.benchmarks.results import Skipped
 from ninferd.benchmarks.roofs import causal_pairs
 from ninferd.benchmarks.subject import Subject
 from ninferd.benchmarks.timing import seconds_per_call
+from ninferd.engine.build import free_bytes
+from ninferd.memory.budget import HEADROOM_BYTES
 from ninferd.models.qwen3_5.attention import AttentionLayer
 
 CACHE_BYTES: Final = 8 << 30
@@ -51,6 +53,10 @@ def measure_attention(subject: Subject, options: KernelOptions) -> Iterator[Timi
             continue
         for context in options.contexts:
             for lanes in options.lanes:
+                problem = _no_room(subject, kv_dtype, [context] * lanes)
+                if problem is not None:
+                    yield problem
+                    continue
                 cache = _filled(subject, kv_dtype, [context] * lanes)
                 for rows in options.rows:
                     yield _decode(subject, cache, rows, kv_dtype, context, "decode")
@@ -61,6 +67,10 @@ def measure_attention(subject: Subject, options: KernelOptions) -> Iterator[Timi
         longest = max(options.contexts)
         for lanes in (lanes for lanes in MIXED_LANES if lanes <= max(options.lanes)):
             lengths = [max(PAGE_TOKENS, longest >> lane) for lane in range(lanes)]
+            problem = _no_room(subject, kv_dtype, lengths)
+            if problem is not None:
+                yield problem
+                continue
             yield _decode(
                 subject, _filled(subject, kv_dtype, lengths), 1, kv_dtype, longest, "decode, each half as long"
             )
@@ -149,6 +159,26 @@ def _problem(subject: Subject, kv_dtype: str) -> Skipped | None:
     return Skipped(f"attention over {kv_dtype}", f"heads of {head_dim} cannot be stored in it")
 
 
+def _no_room(subject: Subject, kv_dtype: str, lengths: Sequence[int]) -> Skipped | None:
+    """Why a cache of these lengths cannot be made, beside what measuring needs."""
+    needed = _pages(lengths) * _layout(subject, kv_dtype, _layers(subject, kv_dtype, lengths)).page_bytes
+    free = free_bytes(subject.device)
+    if needed + HEADROOM_BYTES <= free:
+        return None
+    what = f"attention over {kv_dtype}, {len(lengths)} lanes of up to {max(lengths)} tokens"
+    return Skipped(what, f"a cache of {needed / 1e9:.2f} GB does not fit into {free / 1e9:.2f} GB with room to work in")
+
+
+def _pages(lengths: Sequence[int]) -> int:
+    return sum(-(-length // PAGE_TOKENS) for length in lengths)
+
+
+def _layers(subject: Subject, kv_dtype: str, lengths: Sequence[int]) -> int:
+    """As many as the model has, or as ``CACHE_BYTES`` hold."""
+    layer_bytes = _pages(lengths) * _layout(subject, kv_dtype, 1).page_bytes
+    return max(1, min(subject.model.config.attention_layer_count, CACHE_BYTES // layer_bytes))
+
+
 def _layout(subject: Subject, kv_dtype: str, layers: int) -> KvLayout:
     shape = subject.model.config.attention
     return KvLayout(KV_CODECS[kv_dtype], layers, shape.kv_heads, shape.head_dim)
@@ -157,9 +187,7 @@ def _layout(subject: Subject, kv_dtype: str, layers: int) -> KvLayout:
 def _filled(subject: Subject, kv_dtype: str, lengths: Sequence[int]) -> _Cache:
     """A cache of as many layers as the model has, or as fit, with random keys and values."""
     counts = [-(-length // PAGE_TOKENS) for length in lengths]
-    pages = sum(counts)
-    layer_bytes = pages * _layout(subject, kv_dtype, 1).page_bytes
-    layers = max(1, min(subject.model.config.attention_layer_count, CACHE_BYTES // layer_bytes))
+    pages, layers = sum(counts), _layers(subject, kv_dtype, lengths)
     kv = PagedKv.zeros(_layout(subject, kv_dtype, layers), pages, subject.device)
     template = min(TEMPLATE_PAGES, pages)
     slots = torch.arange(template * PAGE_TOKENS, device=subject.device)

@@ -30,6 +30,8 @@ from ninferd.models import Qwen3_5Text
 from ninferd.models.batch import MAX_ROWS, Batch, Caches
 
 TEMPLATE_TOKENS: Final = 2048
+LARGEST_CHUNK: Final = 1 << 20
+"""Of ``engine.prefill_chunk``."""
 WARM_ROUNDS: Final = 4
 """The first of a shape is observed, the second captured."""
 GREEDY: Final = SamplingParams(seed=0, temperature=0.0)
@@ -101,7 +103,7 @@ class Rehearsal:
             lanes=lanes,
             context_tokens=context_tokens,
             kv_dtype=kv_dtype,
-            prefill_chunk=-(-context_tokens // 128) * 128,
+            prefill_chunk=min(-(-context_tokens // 128) * 128, LARGEST_CHUNK),
             graphs=graphs,
             model=model,
         )

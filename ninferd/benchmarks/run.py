@@ -14,6 +14,8 @@ from ninferd.benchmarks.ceilings import Ceilings, measure_ceilings
 from ninferd.benchmarks.results import Benchmark, Figure, Model, Report, Skipped, Where
 from ninferd.benchmarks.subject import Subject, load_subject
 from ninferd.engine.build import resolve_device, resolve_dtype
+from ninferd.engine.failures import is_out_of_memory
+from ninferd.errors import NinferError
 
 Show = Callable[[str], None]
 """Gets what is for people, line by line."""
@@ -70,7 +72,7 @@ def _begun(benchmark: Benchmark, artifact: str, device: torch.device, show: Show
 
 
 def _collect(report: Report, figures: Figures, show: Show) -> None:
-    for figure in figures:
+    for figure in _in_words(figures):
         if isinstance(figure, Skipped):
             report.skipped.append(figure)
         else:
@@ -78,6 +80,16 @@ def _collect(report: Report, figures: Figures, show: Show) -> None:
                 show(figure.heading())
             report.figures.append(figure)
         show(figure.line())
+
+
+def _in_words(figures: Figures) -> Figures:
+    """The figures; that memory ran out is said in one line."""
+    try:
+        yield from figures
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise NinferError(f"memory ran out, measure less at once: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager

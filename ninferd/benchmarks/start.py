@@ -103,13 +103,19 @@ def _phases(options: StartOptions, file_bytes_per_s: float) -> Iterator[StartFig
     started = before = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            found: dict[str, Any] = json.loads(line)
-            seconds, size = found["at_s"] - before, found["bytes"]
-            rate = size / seconds if found["phase"] == "weights" else None
-            share = None if rate is None else rate / file_bytes_per_s
-            yield StartFigure(found["phase"], seconds, found["at_s"] - started, size, rate, share)
-            before = found["at_s"]
+        try:
+            for line in child.stdout:
+                found: dict[str, Any] = json.loads(line)
+                if "problem" in found:
+                    raise (InputError if found["status"] == InputError.exit_status else NinferError)(found["problem"])
+                seconds, size = found["at_s"] - before, found["bytes"]
+                rate = size / seconds if found["phase"] == "weights" else None
+                share = None if rate is None else rate / file_bytes_per_s
+                yield StartFigure(found["phase"], seconds, found["at_s"] - started, size, rate, share)
+                before = found["at_s"]
+        except BaseException:
+            child.terminate()  # nobody waits for it any more
+            raise
     if child.returncode:
         raise NinferError(f"the engine did not start: exit status {child.returncode}")
 

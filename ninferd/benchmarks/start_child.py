@@ -1,13 +1,17 @@
 """``python -m ninferd.benchmarks.start_child ARTIFACT …``: starts an engine phase by phase and says when each was done.
 
-A process of its own, since much of a start happens once in a process. Prints a JSON object a line.
+A process of its own, since much of a start happens once in a process. Prints a JSON object a line; the last one may be
+the problem that ended it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
+
+from ninferd.errors import NinferError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +24,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lanes", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
     args = parser.parse_args(argv)
+    try:
+        _start(args)
+    except NinferError as error:
+        print(json.dumps({"problem": str(error), "status": error.exit_status}), flush=True)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
 
+
+def _start(args: argparse.Namespace) -> None:
     import torch
 
     from kernels_numba.selection import ops_for
@@ -44,7 +58,6 @@ def main(argv: list[str] | None = None) -> int:
         rehearsal.stop()
     stats = rehearsal.engine.stats()
     _done("rounds of all lanes", stats.graph_bytes)
-    return 0
 
 
 def _done(phase: str, size_bytes: int | None = None) -> None:

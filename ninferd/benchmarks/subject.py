@@ -9,9 +9,10 @@ import torch
 
 from ninferd.benchmarks.roofs import distinct_experts
 from ninferd.config.schema import Settings
-from ninferd.engine.build import engine_around, resolve_device, resolve_dtype
+from ninferd.engine.build import engine_around, free_bytes, resolve_device, resolve_dtype
 from ninferd.engine.engine import Engine
 from ninferd.engine.messages import LoadProgress
+from ninferd.errors import InputError
 from ninferd.models import Qwen3_5Text, load_text_model, text_config
 from ninferd.models.qwen3_5.moe import MoeLayer
 from ninferd.weights.loading.matrices import OnProgress
@@ -50,10 +51,14 @@ class Subject:
         graphs: bool = True,
         model: Qwen3_5Text | None = None,
     ) -> Engine:
-        """The engine as the daemon builds it, with room for all lanes. CapacityError if they do not fit.
+        """The engine as the daemon builds it, with room for all lanes.
 
-        ``model``: stands in for that of the subject.
+        ``model``: stands in for that of the subject. InputError for more tokens than the model was made for,
+        CapacityError if the lanes do not fit.
         """
+        longest = self.model.config.max_position_embeddings
+        if context_tokens > longest:
+            raise InputError(f"{context_tokens} tokens of context are too many, this model reaches {longest}")
         engine: dict[str, Any] = {
             "device": "cpu" if self.device.type == "cpu" else self.device.index,
             "max_context": context_tokens,
@@ -92,7 +97,7 @@ def load_subject(artifact: str, device: str | int, on_progress: OnProgress) -> S
     found = resolve_device(device)
     source = open_source(artifact, found)
     dtype = resolve_dtype("auto", source.config, found)
-    model = load_text_model(source, found, dtype, on_progress)
+    model = load_text_model(source, found, dtype, on_progress, free_bytes(found))
     forget_maps()
     name = artifact.removeprefix(SYNTHETIC_PREFIX) if is_synthetic(artifact) else default_name(artifact)
     return Subject(name, artifact, model, token_count(source, model.config.vocab_size))

@@ -22,6 +22,7 @@ MOST_LANES = 8
 CONTEXTS = {"kernels": (8192, 65536, 262144), "decode": (8192, 262144), "prefill": (8192, 131072)}
 """On a GPU, as far as the model reaches."""
 CPU_CONTEXT = 256
+LARGEST_CHUNK = 1 << 20
 
 
 def register(commands: Commands) -> None:
@@ -88,7 +89,11 @@ def _add_prefill(parser: argparse.ArgumentParser) -> None:
 def _add_start(parser: argparse.ArgumentParser) -> None:
     chosen = EngineSettings()
     parser.add_argument(
-        "--lanes", type=_positive, default=chosen.max_concurrency, metavar="N", help="as engine.max_concurrency"
+        "--lanes",
+        type=_at_most(MOST_LANES),
+        default=chosen.max_concurrency,
+        metavar="N",
+        help="as engine.max_concurrency",
     )
     parser.add_argument(
         "--context", type=_positive, default=chosen.max_context, metavar="N", help="as engine.max_context"
@@ -153,8 +158,10 @@ def _prefill(args: argparse.Namespace) -> int:
     from ninferd.benchmarks.run import run_on_model
 
     for chunk in args.chunks:
-        if chunk % 128:
-            raise InputError(f"--chunks: {chunk} is not a multiple of 128, as engine.prefill_chunk must be")
+        if chunk % 128 or chunk > LARGEST_CHUNK:
+            raise InputError(
+                f"--chunks: {chunk} is not a multiple of 128 up to {LARGEST_CHUNK}, as engine.prefill_chunk must be"
+            )
     options = PrefillOptions(
         prompts=args.contexts or _contexts(args),
         chunks=args.chunks or (2048,),
@@ -175,6 +182,7 @@ def _prefill(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace) -> int:
     from ninferd.benchmarks.run import run_start
     from ninferd.benchmarks.start import StartOptions, measure_start
+    from ninferd.cli.ending import ended_in_order
 
     options = StartOptions(
         artifact=args.model,
@@ -184,9 +192,10 @@ def _start(args: argparse.Namespace) -> int:
         context_tokens=args.context,
         cold=args.cold,
     )
-    return _shown(
-        args, lambda show: run_start(args.model, args.device, lambda dtype: measure_start(options, dtype), show)
-    )
+    with ended_in_order():  # processes that were started end too
+        return _shown(
+            args, lambda show: run_start(args.model, args.device, lambda dtype: measure_start(options, dtype), show)
+        )
 
 
 def _shown(args: argparse.Namespace, run: Callable[[Show], Report]) -> int:
@@ -194,7 +203,7 @@ def _shown(args: argparse.Namespace, run: Callable[[Show], Report]) -> int:
     lines = sys.stderr if args.json else sys.stdout
     report = run(lambda line: print(line, file=lines, flush=True))
     if args.json:
-        print(report.json())
+        print(report.json(), flush=True)
     return 0
 
 
@@ -222,18 +231,12 @@ def _numbers(
     help_text: str,
     name: str | None = None,
 ) -> None:
-    def number(text: str) -> int:
-        value = _positive(text)
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
-        return value
-
     usual = f" (default {' '.join(map(str, default))})" if default else ""
     parser.add_argument(
         flag,
         dest=name,
         nargs="+",
-        type=number,
+        type=_positive if most is None else _at_most(most),
         default=default,
         metavar="N",
         help=f"{help_text}{usual}",
@@ -254,6 +257,16 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
+
+
+def _at_most(most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = _positive(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
+        return value
+
+    return number
 
 
 def _device(text: str) -> str | int:

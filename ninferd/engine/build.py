@@ -45,7 +45,7 @@ def build_engine(settings: Settings, on_progress: Callable[[LoadProgress], None]
         device,
         dtype,
         lambda done, total: on_progress(LoadProgress("weights", done, total)),
-        available_bytes=_free_bytes(device),
+        available_bytes=free_bytes(device),
         fp4_prefill=settings.engine.prefill_activations == "nvfp4",
     )
     engine = engine_around(model, token_count(source, model.config.vocab_size), settings, identity, on_progress)
@@ -60,7 +60,7 @@ def engine_around(
     device = model.device
     _require_context(settings, model.config)
     request = capacity_request(settings, model.config, model.dtype)
-    plan = plan_capacity(request, _free_bytes(device), host=device.type == "cpu")
+    plan = plan_capacity(request, free_bytes(device), host=device.type == "cpu")
     cache_bytes = plan.kv_bytes + plan.state_bytes
     on_progress(LoadProgress("caches", 0, cache_bytes))
     kv = KVCache(request.kv, plan.pages, plan.state_slots, plan.pages_per_sequence, device)
@@ -142,7 +142,8 @@ def _require_context(settings: Settings, config: TextConfig) -> None:
         )
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that is free now."""
     if device.type == "cpu":
         return free_host_bytes()
     torch.cuda.empty_cache()

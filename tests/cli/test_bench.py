@@ -187,6 +187,28 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str], mon
     assert skipped["reason"].startswith("caches do not fit: ")
 
 
+def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ninferd.engine.build.free_host_bytes", lambda: 1 << 20)
+    assert main(["bench", "decode", "--device", "cpu", *DECODE]) == 2
+    assert "the weights do not fit on the host: they need" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_cache_of_attention_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures are left out; nothing is allocated for them."""
+    contexts = ("--contexts", "64", "9999999999999")
+    found = reported(capsys, "kernels", "--only", "attention", "--rows", "1", "--lanes", "1", *contexts)
+    assert {each["context_tokens"] for each in found["figures"]} == {64}
+    (skipped,) = found["skipped"]
+    assert skipped["what"] == "attention over fp32, 1 lanes of up to 9999999999999 tokens"
+    assert skipped["reason"].startswith("a cache of 20480000.00 GB does not fit into ")
+
+
+def test_memory_that_runs_out_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--only", "append", "--prefill-rows", "100000000000000"]
+    assert main(["bench", "kernels", "--device", "cpu", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("ninferd: memory ran out, measure less at once: ")
+
+
 def test_families_are_those_of_the_command_line() -> None:
     assert tuple(families()) == FAMILIES
 
@@ -201,6 +223,7 @@ def test_families_are_those_of_the_command_line() -> None:
         (["decode", "--kv-dtypes", "fp4"], "argument --kv-dtypes: invalid choice: 'fp4'"),
         (["kernels", "--only", "conv"], "argument --only: invalid choice: 'conv'"),
         (["prefill", "--device", "gpu"], "argument --device: 'gpu' is not auto, cpu or a number"),
+        (["start", "--lanes", "9"], "argument --lanes: 9 is more than 8"),
         (["start", "--rounds", "3"], "unrecognized arguments: --rounds 3"),
         ([], "the following arguments are required: BENCHMARK"),
     ],
@@ -222,9 +245,12 @@ def test_refused_arguments(arguments: list[str], message: str, capsys: pytest.Ca
         (["prefill", "--model", "synthetic:qwen3.8-27b:best"], "best"),
         (["start", "--model", "synthetic:qwen3.8-27b"], "a start loads files"),
         (["prefill", "--chunks", "200"], "--chunks: 200 is not a multiple of 128"),
+        (["prefill", "--chunks", "1048704"], "--chunks: 1048704 is not a multiple of 128 up to 1048576"),
         (["prefill", "--device", "1000"], "engine.device is 1000, but torch sees"),
         (["decode", "--contexts", "20", "--rounds", "8"], "20 tokens of context are too few for 8 rounds"),
-        (["decode", "--contexts", "1000000"], "this model reaches"),
+        (["decode", "--contexts", "99999999"], "99999999 tokens of context are too many, this model reaches 32768"),
+        (["prefill", "--prompts", "99999999"], "100000000 tokens of context are too many, this model reaches 32768"),
+        (["start", "--context", "99999999"], "99999999 tokens of context are too many, this model reaches 32768"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -153,7 +153,7 @@ def test_weights_without_room_are_refused_before_they_are_read(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress: list[LoadProgress] = []
-    monkeypatch.setattr("ninferd.engine.build._free_bytes", lambda device: 1 << 19)
+    monkeypatch.setattr("ninferd.engine.build.free_bytes", lambda device: 1 << 19)
     with pytest.raises(InputError, match=r"do not fit on the host: they need 1\.0 MiB, free are 0\.5 MiB"):
         build_engine(settings, progress.append)
     assert progress == []
