@@ -6,7 +6,7 @@ time, and multiply by cuBLAS. Matrices that no kernel takes stay torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -68,19 +68,19 @@ class StreamSegment:
         )
 
 
-def pack_linear(*matrices: Matrix) -> PackedLinear:
-    """Streams of the formats that kernels take, on devices with room for their rings; the others as they are.
+def pack_linear(*matrices: Matrix, formats: Collection[StreamFormat] = tuple(FORMATS.values())) -> PackedLinear:
+    """Streams of ``formats``, on devices with room for their rings; other matrices as they are.
 
     Plain weights stay as they are too, for cuBLAS, unless they are a few rows beside others.
     """
     parts = joined(matrices)
-    return PackedLinear(tuple(_packed(matrix, alone=len(parts) == 1) for matrix in parts))
+    return PackedLinear(tuple(_packed(matrix, formats, alone=len(parts) == 1) for matrix in parts))
 
 
-def _packed(matrix: Matrix, alone: bool) -> PackedSegment:
+def _packed(matrix: Matrix, formats: Collection[StreamFormat], alone: bool) -> PackedSegment:
     weights = stream_format(matrix)
     plain = isinstance(matrix, DenseMatrix) and not matrix.stack  # experts stream, see moe_products
-    if weights is None or (plain and (alone or matrix.rows > FEW_PLAIN_ROWS)):
+    if weights is None or weights not in formats or (plain and (alone or matrix.rows > FEW_PLAIN_ROWS)):
         return matrix
     limits = limits_of(device_of(matrix.device))
     if slices_of(weights, matrix.rows, matrix.columns, limits) is None:

@@ -15,8 +15,8 @@ PARAMETERS = "weights row_factors out steps tiles first_tile count"
 def source(format_name: str) -> str:
     """For ``count`` tiles of a matrix: one warp a step, grid ``(steps of a slice / DEQUANT_STEPS, slices)``.
 
-    Exact for formats whose row factors are left out (their values have few bits), rounded twice for the others: to
-    halves and to bfloat16.
+    Exact for formats whose row factors are left out (their values have few bits), rounded to bfloat16 for the others;
+    integers times their scales are rounded to halves before.
     """
     weights = FORMATS[format_name]
     w = Source("kernel", PARAMETERS)
@@ -37,8 +37,11 @@ def source(format_name: str) -> str:
         for piece in range(weights.pieces):
             w(f"C{piece} = P.ldg_stream4(at_step + {512 * piece} + lane * 16)")
         if weights.scale_words:
-            at_scales = f"at_step + {weights.code_bytes} + g * {4 * weights.scale_words}"
+            at_scales = f"at_step + {weights.scale_offset} + g * {4 * weights.scale_words}"
             w(f"S = P.ldg_stream{weights.scale_words}({at_scales})")
+        if weights.high_words:
+            at_high = f"at_step + {weights.code_bytes} + lane * {4 * weights.high_words}"
+            w(f"H = P.ldg_stream{weights.high_words}({at_high})")
         if weights.row_factor_in_values:
             w("""
                 at_factor = row_factors + i64(first_tile * 16 + row) * 4
@@ -46,6 +49,8 @@ def source(format_name: str) -> str:
             """)
         else:
             w(f"factor0 = f32({weights.lift}); factor1 = factor0")
+        if weights.scales_sums:
+            w("factor0 *= P.bits_f(S[0]); factor1 *= P.bits_f(S[1])")
         for group in range(GROUPS):
             w(weights.fragment(group))
             w(f"P.stg2(place + {32 * group}, {_rounded('a0', 0)}, {_rounded('a2', 0)})")

@@ -149,11 +149,7 @@ def _load_row_factors(w: Source) -> None:
 def _copy_step(w: Source, v: _Variant, target: str) -> None:
     """Copy one step into the ring and go on to the next."""
     w(f"to = i32({target})")
-    for piece in range(v.weights.pieces):
-        w(f"P.cp_async16(u32(to + {512 * piece}), at_step + {512 * piece})")
-    if v.weights.scale_bytes:
-        with w.block(f"if lane < {v.weights.scale_bytes // 16}:"):
-            w(f"P.cp_async16(u32(to + {v.weights.code_bytes}), at_step + {v.weights.code_bytes})")
+    v.weights.copy(w)
     w(f"""
         at_step += {v.weights.step_bytes}; ahead = i32(ahead - 1)
         if ahead == 0:
@@ -213,9 +209,7 @@ def _convert_activations(w: Source, v: _Variant) -> None:
 def _multiply_step(w: Source, v: _Variant) -> None:
     weights, step_bytes = v.weights, v.weights.step_bytes
     w("WAIT(); P.syncwarp(); read = i32(ring + slot)")
-    if weights.scale_words:
-        at_scales = f"u32(read + {weights.code_bytes} + g * {4 * weights.scale_words} - lane * 16)"
-        w(f"S = P.lds{weights.scale_words}({at_scales})")
+    weights.read_scales(w)
     w(f"""
         refill = i32(slot - {step_bytes})
         if refill < 0:
@@ -238,9 +232,9 @@ def _multiply_step(w: Source, v: _Variant) -> None:
                 w(f"b{t} = P.lds4(u32(x{t} + {group // 2 * 64 * v.columns}))")
         w(weights.fragment(group))
         for t in v.tiles_n:
-            b = f"b{t}[{group % 2 * 2}], b{t}[{group % 2 * 2 + 1}]"
-            w(f"{_sums(t)} = P.mma_f16(a0, a1, a2, a3, {b}, {_sums(t)})")
+            weights.multiply(w, group, f"b{t}[{group % 2 * 2}], b{t}[{group % 2 * 2 + 1}]", f"c{t}_")
     for t in v.tiles_n:
+        weights.scale_sums(w, f"c{t}_")
         w(f"x{t} = i32(x{t} + {256 * v.columns})")
     w("at = i32(at + 1)")
 

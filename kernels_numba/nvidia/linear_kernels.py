@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kernels_numba.nvidia.kernel import KernelSpec
-from kernels_numba.nvidia.linear_formats import FORMATS
+from kernels_numba.nvidia.linear_formats import FORMATS, FURTHER_FORMATS, NVFP4, USUAL_FORMATS, StreamFormat
 
 GEMV_COLUMNS = (4, 8, 16)
 """Rows of activations that there is a kernel for; fewer rows take the next one.
@@ -30,7 +32,7 @@ def gemv_name(stream: str, columns: int, warps: int) -> str:
 
 
 def _gemv(stream: str, columns: int, warps: int) -> KernelSpec:
-    two_blocks = columns <= 8 and FORMATS[stream].code_bytes <= 1024 and warps == WARPS
+    two_blocks = columns <= 8 and FORMATS[stream].step_bytes <= NVFP4.step_bytes and warps == WARPS
     return KernelSpec(
         name=gemv_name(stream, columns, warps),
         module="linear_gemv",
@@ -44,13 +46,24 @@ def _gemv(stream: str, columns: int, warps: int) -> KernelSpec:
     )
 
 
-KERNELS = (
-    *(
-        _gemv(stream, columns, warps)
-        for stream in FORMATS
-        for warps in (WARPS, SMALL_WARPS)
-        for columns in GEMV_COLUMNS
-    ),
+def _of(formats: Iterable[StreamFormat]) -> tuple[KernelSpec, ...]:
+    names = [stream.name for stream in formats]
+    return (
+        *(
+            _gemv(stream, columns, warps)
+            for stream in names
+            for warps in (WARPS, SMALL_WARPS)
+            for columns in GEMV_COLUMNS
+        ),
+        *(
+            KernelSpec(f"dequant_{stream}", "linear_dequant", "make", (stream,), "llliiii", 32 * DEQUANT_STEPS, 1, 64)
+            for stream in names
+        ),
+    )
+
+
+USUAL_KERNELS = (
+    *_of(USUAL_FORMATS),
     *(
         KernelSpec(
             f"activations_m{columns}", "linear_activations", "make", (columns,), "lllii", CONVERTING_THREADS, 1, 40
@@ -58,8 +71,6 @@ KERNELS = (
         for columns in GEMV_COLUMNS
         if columns not in FUSED_COLUMNS
     ),
-    *(
-        KernelSpec(f"dequant_{stream}", "linear_dequant", "make", (stream,), "llliiii", 32 * DEQUANT_STEPS, 1, 64)
-        for stream in FORMATS
-    ),
 )
+FURTHER_KERNELS = _of(FURTHER_FORMATS)
+KERNELS = (*USUAL_KERNELS, *FURTHER_KERNELS)

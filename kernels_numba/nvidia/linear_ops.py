@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels_numba import reference
-from kernels_numba.matrices import DenseMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.nvidia.launch import device_of
 from kernels_numba.nvidia.linear import (
     Activations,
@@ -21,23 +22,33 @@ from kernels_numba.nvidia.linear import (
     stream_product,
     stream_segment,
 )
-from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, KERNELS, gemv_name
+from kernels_numba.nvidia.linear_formats import FURTHER_FORMATS, USUAL_FORMATS, StreamFormat
+from kernels_numba.nvidia.linear_kernels import (
+    FURTHER_KERNELS,
+    GEMV_COLUMNS,
+    LARGE_ARCHS,
+    SMALL_ARCHS,
+    USUAL_KERNELS,
+    gemv_name,
+)
 from kernels_numba.nvidia.linear_packing import stream_format
 from kernels_numba.nvidia.linear_plan import warps_of
-from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.nvidia.self_test import OpGroup, Variant, assert_close
 
 ROWS, COLUMNS = 80, 512
 TOLERANCE = 4e-3
 """Of results that are rounded to bfloat16, by 2^-9 at most."""
 
 
-def check(device: torch.device) -> None:
-    """Every kernel on small matrices, in one and in two slices, against float64. KernelMismatchError."""
+def check(device: torch.device, formats: Collection[StreamFormat] = USUAL_FORMATS) -> None:
+    """The kernels of some formats on small matrices, in one and in two slices, against float64. KernelMismatchError."""
     generator = torch.Generator().manual_seed(0)
     warps = warps_of(device_of(device).arch)
     for matrix in _matrices(generator):
         weights = stream_format(matrix)
         assert weights is not None
+        if weights not in formats:
+            continue
         values = reference.dequantised(matrix)
         for slices in (1, 2):
             segment = stream_segment(_moved(matrix, device), weights, slices, device_of(device).multiprocessors)
@@ -81,12 +92,22 @@ def _matrices(generator: torch.Generator) -> list[Matrix]:
 
     multiplier = torch.rand(ROWS, generator=generator) + 0.5
     scales = torch.randn(ROWS, COLUMNS // 32, generator=generator).half()
+    wide = scales[:, : COLUMNS // 64].contiguous()
+    blocks = torch.randint(0, 3, (ROWS,), generator=generator).int()
+    low, high = words(0, 256, ROWS, COLUMNS // 2), words(0, 256, ROWS, COLUMNS // 4)
     return [
         Nvfp4Matrix(words(0, 256, ROWS, COLUMNS // 2), words(0, 127, ROWS, COLUMNS // 16), multiplier),
         Fp8RowMatrix(words(0, 127, ROWS, COLUMNS) | words(0, 2, ROWS, COLUMNS) << 7, multiplier),
         GroupedMatrix(8, COLUMNS, words(0, 256, ROWS, COLUMNS), None, scales),
         DenseMatrix(torch.randn(ROWS, COLUMNS, generator=generator).bfloat16()),
-        GroupedMatrix(4, COLUMNS, words(0, 256, ROWS, COLUMNS // 2), None, scales[:, : COLUMNS // 64].contiguous()),
+        GroupedMatrix(4, COLUMNS, low, None, wide),
+        GroupedMatrix(5, COLUMNS, low, high[:, : COLUMNS // 8].contiguous(), wide),
+        GroupedMatrix(6, COLUMNS, low, high, wide),
+        Fp8BlockMatrix(
+            words(0, 127, ROWS, COLUMNS) | words(0, 2, ROWS, COLUMNS) << 7,
+            torch.rand(3, COLUMNS // 128, generator=generator) + 0.5,
+            blocks,
+        ),
     ]
 
 
@@ -97,10 +118,19 @@ def _moved(matrix: Matrix, device: torch.device) -> Matrix:
 
 GROUP = OpGroup(
     name="linear",
-    kernels=tuple(spec.name for spec in KERNELS),
+    kernels=tuple(spec.name for spec in USUAL_KERNELS),
     ops={
-        "pack_linear": pack_linear,
+        "pack_linear": partial(pack_linear, formats=USUAL_FORMATS),
         "linear": linear,
     },
     check=check,
+    variants=(
+        Variant(
+            "linear_q5_q6_fp8_block",
+            (*LARGE_ARCHS, *SMALL_ARCHS),
+            tuple(spec.name for spec in FURTHER_KERNELS),
+            {"pack_linear": pack_linear},
+            partial(check, formats=FURTHER_FORMATS),
+        ),
+    ),
 )

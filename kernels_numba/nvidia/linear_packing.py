@@ -8,13 +8,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels_numba.matrices import DenseMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
-from kernels_numba.nvidia.linear_formats import BF16, FP8, NVFP4, Q4, Q8, STEP_COLUMNS, TILE_ROWS, StreamFormat
+from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.nvidia.linear_formats import (
+    BF16,
+    FP8,
+    FP8_BLOCK,
+    NVFP4,
+    Q4,
+    Q5,
+    Q6,
+    Q8,
+    STEP_COLUMNS,
+    TILE_ROWS,
+    StreamFormat,
+)
 
 BLOCK_WEIGHTS = 1 << 24
 """Weights that are packed at a time: it takes some 16 bytes each."""
 LARGEST_SCALE_EXPONENT = 8
 """Scales of the group formats are put below 2^8 by row: 128 times that is a half, and small ones stay normal."""
+BLOCK_SCALE_EXPONENT = 9
+"""Those of FP8 in blocks below 2^9, in float32: times 2^8, a row's factor is at most 2^127."""
 
 
 def stream_format(matrix: Matrix) -> StreamFormat | None:
@@ -26,10 +40,10 @@ def stream_format(matrix: Matrix) -> StreamFormat | None:
             return NVFP4
         case Fp8RowMatrix():
             return FP8
-        case GroupedMatrix(bits=8):
-            return Q8
-        case GroupedMatrix(bits=4):
-            return Q4
+        case Fp8BlockMatrix():
+            return FP8_BLOCK
+        case GroupedMatrix():
+            return {4: Q4, 5: Q5, 6: Q6, 8: Q8}.get(matrix.bits)
         case DenseMatrix() if matrix.values.dtype == torch.bfloat16:
             return BF16
         case _:
@@ -59,7 +73,7 @@ def packed_stream(matrix: Matrix, weights: StreamFormat, slices: int) -> tuple[T
 class _Steps:
     """Some tiles of a matrix."""
 
-    codes: Tensor  # uint8 [tiles, steps, bytes]
+    codes: Tensor  # uint8 [tiles, steps, bytes], the high bits of q5 and q6 behind the low ones
     scales: Tensor  # uint8 [tiles, steps, bytes]
     factors: Tensor  # float32 [rows]
 
@@ -91,6 +105,15 @@ def _pack_fp8(matrix: Matrix, tiles: int, steps: int) -> _Steps:
     return _Steps(codes, codes[..., :0], matrix.multiplier * FP8.lift)
 
 
+def _pack_fp8_block(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    assert isinstance(matrix, Fp8BlockMatrix)
+    codes = _bytes(_fragments(matrix.codes, tiles, steps, words=2), tiles, steps)
+    scales = matrix.scales[matrix.block_of_row.long()]
+    up, down = _powers_of_two(scales, BLOCK_SCALE_EXPONENT, smallest=2.0**-100)
+    placed = _fragment_scales(scales * up[:, None], tiles, steps, 1)
+    return _Steps(codes, _bytes(placed, tiles, steps), down * FP8.lift)
+
+
 def _pack_q8(matrix: Matrix, tiles: int, steps: int) -> _Steps:
     assert isinstance(matrix, GroupedMatrix)
     scales, factors = _normalised(matrix.scales)
@@ -98,21 +121,32 @@ def _pack_q8(matrix: Matrix, tiles: int, steps: int) -> _Steps:
     return _Steps(codes, _bytes(_fragment_scales(scales, tiles, steps, 4), tiles, steps), factors)
 
 
-def _pack_q4(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+def _pack_low_bits(matrix: Matrix, tiles: int, steps: int) -> _Steps:
+    """q4, q5 and q6."""
     assert isinstance(matrix, GroupedMatrix)
     scales, factors = _normalised(matrix.scales)
-    c = _fragments(_nibbles(matrix.codes) ^ 8, tiles, steps).int()
+    low, high_bits = _nibbles(matrix.codes), matrix.bits - 4
+    c = _fragments(low if matrix.high is not None else low ^ 8, tiles, steps).int()
 
     def halves(column: int) -> Tensor:
         low, high = c[..., 0, :], c[..., 1, :]
         return low[..., column] | (high[..., column] << 4) | (low[..., column + 2] << 8) | (high[..., column + 2] << 12)
 
-    words = torch.stack([halves(0), halves(1)], -1)
-    return _Steps(
-        _bytes(words.short(), tiles, steps),
-        _bytes(_fragment_scales(scales, tiles, steps, 2), tiles, steps),
-        factors,
-    )
+    codes = _bytes(torch.stack([halves(0), halves(1)], -1).short(), tiles, steps)
+    if matrix.high is not None:
+        codes = torch.cat([codes, _high_bits(matrix.high, high_bits, tiles, steps)], -1)
+    return _Steps(codes, _bytes(_fragment_scales(scales, tiles, steps, 2), tiles, steps), factors)
+
+
+def _high_bits(plane: Tensor, bits: int, tiles: int, steps: int) -> Tensor:
+    """High bits of codes + 2^(bits + 3), ``uint8 [tiles, steps, bytes]``, see ``linear_formats``."""
+    top = 1 << (bits - 1)
+    fields = torch.stack([(plane >> shift) & (2 * top - 1) for shift in range(0, 8, bits)], -1).flatten(1) ^ top
+    # [tile, step, g, q, group, pair of columns, row half, column]
+    places = fields.reshape(tiles, 2, 8, steps, 8, 4, 2, 2).permute(0, 3, 2, 5, 4, 6, 1, 7)
+    halves = places.reshape(tiles, steps, 8, 4, -1, 16 // bits, 2).int()
+    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=plane.device)[:, None]
+    return _bytes((halves << shifts).sum(-2).short(), tiles, steps)
 
 
 def _pack_bf16(matrix: Matrix, tiles: int, steps: int) -> _Steps:
@@ -130,7 +164,10 @@ _PACKERS: dict[str, Callable[[Matrix, int, int], _Steps]] = {
     "nvfp4": _pack_nvfp4,
     "fp8": _pack_fp8,
     "q8": _pack_q8,
-    "q4": _pack_q4,
+    "fp8_block": _pack_fp8_block,
+    "q4": _pack_low_bits,
+    "q5": _pack_low_bits,
+    "q6": _pack_low_bits,
     "bf16": _pack_bf16,
 }
 
@@ -157,7 +194,12 @@ def _bytes(values: Tensor, tiles: int, steps: int) -> Tensor:
 
 def _normalised(scales: Tensor) -> tuple[Tensor, Tensor]:
     """Scales of the group formats times a power of two for each row, and its inverse."""
-    largest = scales.float().abs().amax(1).clamp(min=2.0**-24)
-    shift = LARGEST_SCALE_EXPONENT - torch.frexp(largest).exponent.float()
-    up = torch.exp2(shift)
-    return (scales.float() * up[:, None]).half(), torch.exp2(-shift)
+    up, down = _powers_of_two(scales.float(), LARGEST_SCALE_EXPONENT, smallest=2.0**-24)
+    return (scales.float() * up[:, None]).half(), down
+
+
+def _powers_of_two(scales: Tensor, exponent: int, smallest: float) -> tuple[Tensor, Tensor]:
+    """Which put each row's largest scale into ``[2^(exponent - 1), 2^exponent)``, and their inverses."""
+    largest = scales.abs().amax(1).clamp(min=smallest)
+    shift = exponent - torch.frexp(largest).exponent.float()
+    return torch.exp2(shift), torch.exp2(-shift)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kernels_numba.nvidia.kernel import KernelSpec
-from kernels_numba.nvidia.linear_formats import FORMATS, PLACE_BYTES, StreamFormat
+from kernels_numba.nvidia.linear_formats import FURTHER_FORMATS, PLACE_BYTES, USUAL_FORMATS, StreamFormat
 
 ROUTE_THREADS, GROUP_THREADS, COMBINE_THREADS = 128, 1024, 128
 WARPS = 8
@@ -27,22 +29,28 @@ def product_name(part: str, stream: str) -> str:
     return f"moe_{part}_{stream}"
 
 
-KERNELS = (
-    KernelSpec("moe_route", "moe_route", "make", (), "lllllllllliiiiii", ROUTE_THREADS, 1, 40),
-    KernelSpec("moe_group", "moe_group", "make", (), "lllliiii", GROUP_THREADS, 1, 40),
-    *(
+def _of(formats: Iterable[StreamFormat]) -> tuple[KernelSpec, ...]:
+    return tuple(
         KernelSpec(
-            product_name(part, stream),
+            product_name(part, stream.name),
             "moe_products",
             "make",
-            (stream, part),
+            (stream.name, part),
             "lllllllliiii",
             32 * WARPS,
             2,
             _REGISTERS,
         )
-        for stream in FORMATS
+        for stream in formats
         for part in (UP, DOWN)
-    ),
+    )
+
+
+USUAL_KERNELS = (
+    KernelSpec("moe_route", "moe_route", "make", (), "lllllllllliiiiii", ROUTE_THREADS, 1, 40),
+    KernelSpec("moe_group", "moe_group", "make", (), "lllliiii", GROUP_THREADS, 1, 40),
+    *_of(USUAL_FORMATS),
     KernelSpec("moe_combine", "moe_combine", "make", (), "lllllliiii", COMBINE_THREADS, 1, 48),
 )
+FURTHER_KERNELS = _of(FURTHER_FORMATS)
+KERNELS = (*USUAL_KERNELS, *FURTHER_KERNELS)

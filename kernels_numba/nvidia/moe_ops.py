@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels_numba import reference
-from kernels_numba.matrices import DenseMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.matrices import DenseMatrix, Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.nvidia.launch import Device, device_of
 from kernels_numba.nvidia.linear import StreamSegment, linear, stream_segment
-from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS, TILE_ROWS
+from kernels_numba.nvidia.linear_formats import (
+    FORMATS,
+    FURTHER_FORMATS,
+    STEP_COLUMNS,
+    TILE_ROWS,
+    USUAL_FORMATS,
+    StreamFormat,
+)
+from kernels_numba.nvidia.linear_kernels import LARGE_ARCHS, SMALL_ARCHS
 from kernels_numba.nvidia.linear_packing import stream_format
 from kernels_numba.nvidia.moe_kernels import (
     COLUMNS,
     COMBINE_THREADS,
     DOWN,
-    KERNELS,
+    FURTHER_KERNELS,
     MOST_CHOSEN,
     MOST_EXPERTS,
     ROUTE_THREADS,
     UP,
+    USUAL_KERNELS,
     WARPS,
     product_name,
     shared_bytes,
 )
 from kernels_numba.nvidia.norms_ops import silu_mul
-from kernels_numba.nvidia.self_test import OpGroup, assert_close
+from kernels_numba.nvidia.self_test import OpGroup, Variant, assert_close
 from kernels_numba.routing import routed_experts
 from kernels_numba.shapes import PackedLinear
 
@@ -55,10 +66,17 @@ class _Routes(NamedTuple):
 
 
 def moe_experts(
-    x: Tensor, routing: Tensor, gate_up: PackedLinear, down: PackedLinear, top_k: int, shared: Tensor
+    x: Tensor,
+    routing: Tensor,
+    gate_up: PackedLinear,
+    down: PackedLinear,
+    top_k: int,
+    shared: Tensor,
+    *,
+    formats: Collection[StreamFormat] = tuple(FORMATS.values()),
 ) -> Tensor:
-    """As ``kernels_numba.ops.MoeExperts``."""
-    ups, downs = _stack(gate_up), _stack(down)
+    """As ``kernels_numba.ops.MoeExperts``; stacks of other ``formats`` go expert by expert."""
+    ups, downs = _stack(gate_up, formats), _stack(down, formats)
     if ups is None or downs is None or not _fits(x, routing, top_k, shared):
         return _expert_by_expert(x, routing, gate_up, down, top_k, shared)
     device = device_of(x.device)
@@ -86,10 +104,12 @@ def moe_experts(
     return out
 
 
-def _stack(packed: PackedLinear) -> StreamSegment | None:
+def _stack(packed: PackedLinear, formats: Collection[StreamFormat]) -> StreamSegment | None:
     """The one stream of a stack of matrices; None if kernels cannot multiply it."""
     segment = packed.segments[0]
     if len(packed.segments) > 1 or not isinstance(segment, StreamSegment) or segment.stream.dim() != 2:
+        return None
+    if FORMATS[segment.format_name] not in formats:
         return None
     return segment if segment.stream.is_contiguous() and segment.stream.shape[0] <= MOST_EXPERTS else None
 
@@ -191,10 +211,11 @@ TOLERANCE = 1e-2
 """Of hidden activations and of results that are rounded to bfloat16, by 2^-9 at most each."""
 
 
-def check(device: torch.device) -> None:
-    """Every kernel on small stacks, of one slice and of two, with few tokens and many. KernelMismatchError."""
+def check(device: torch.device, formats: Collection[StreamFormat] = USUAL_FORMATS) -> None:
+    """Kernels of some formats on small stacks, of one slice and of two, few tokens and many. KernelMismatchError."""
     generator = torch.Generator().manual_seed(0)
-    for slices, matrices in enumerate(_matrices(generator), 1):
+    chosen = [each for each in _matrices(generator) if stream_format(each[0]) in formats]
+    for slices, matrices in enumerate(chosen, 1):
         values = [torch.stack([reference.dequantised(each[i]) for i in range(EXPERTS)]) for each in matrices]
         stacks = [_packed(matrix, device, cut) for matrix, cut in zip(matrices, (1 + slices % 2, 1), strict=True)]
         for tokens in (1, ALONE_PAIRS // TOP_K + 1):
@@ -230,15 +251,35 @@ def _matrices(generator: torch.Generator) -> list[tuple[Matrix, Matrix]]:
         shape = EXPERTS, rows
         multiplier = torch.rand(*shape, generator=generator) + 0.5
         scales = torch.randn(*shape, columns // 32, generator=generator).half() / 64
+        low, high, wide = words(256, *shape, columns // 2), words(256, *shape, columns // 4), scales[..., ::2]
+        block_scales = (torch.rand(EXPERTS, 3, columns // 128, generator=generator) + 0.5) / 64
+        block_of_row = torch.randint(0, 3, shape, generator=generator).int()
         return [
             Nvfp4Matrix(words(256, *shape, columns // 2), words(64, *shape, columns // 16), multiplier),
             Fp8RowMatrix(words(100, *shape, columns) | words(2, *shape, columns) << 7, multiplier / 64),
             GroupedMatrix(8, columns, words(256, *shape, columns), None, scales),
-            GroupedMatrix(4, columns, words(256, *shape, columns // 2), None, scales[..., ::2].contiguous()),
+            GroupedMatrix(4, columns, low, None, wide.contiguous()),
+            GroupedMatrix(5, columns, low, high[..., : columns // 8].contiguous(), wide.contiguous()),
+            GroupedMatrix(6, columns, low, high, wide.contiguous()),
+            Fp8BlockMatrix(words(100, *shape, columns) | words(2, *shape, columns) << 7, block_scales, block_of_row),
             DenseMatrix(torch.randn(*shape, columns, generator=generator).bfloat16() / 16),
         ]
 
     return list(zip(of(2 * INNER, HIDDEN), of(HIDDEN, INNER), strict=True))
 
 
-GROUP = OpGroup("moe", tuple(spec.name for spec in KERNELS), {"moe_experts": moe_experts}, check)
+GROUP = OpGroup(
+    "moe",
+    tuple(spec.name for spec in USUAL_KERNELS),
+    {"moe_experts": partial(moe_experts, formats=USUAL_FORMATS)},
+    check,
+    variants=(
+        Variant(
+            "moe_q5_q6_fp8_block",
+            (*LARGE_ARCHS, *SMALL_ARCHS),
+            tuple(spec.name for spec in FURTHER_KERNELS),
+            {"moe_experts": moe_experts},
+            partial(check, formats=FURTHER_FORMATS),
+        ),
+    ),
+)

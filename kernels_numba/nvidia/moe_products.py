@@ -101,11 +101,7 @@ def _begin(w: Source, weights: StreamFormat, up: bool) -> None:
 def _copy_step(w: Source, weights: StreamFormat, target: str) -> None:
     """Copy one step into the ring and go on to the next."""
     w(f"to = i32({target})")
-    for piece in range(weights.pieces):
-        w(f"P.cp_async16(u32(to + {512 * piece}), at_step + {512 * piece})")
-    if weights.scale_bytes:
-        with w.block(f"if lane < {weights.scale_bytes // 16}:"):
-            w(f"P.cp_async16(u32(to + {weights.code_bytes}), at_step + {weights.code_bytes})")
+    weights.copy(w)
     w(f"""
         at_step += {weights.step_bytes}; at = i32(at + 1)
         if at == steps:
@@ -126,9 +122,7 @@ def _multiply(w: Source, weights: StreamFormat, up: bool) -> None:
         for piece in range(GROUPS // 2):
             w(f"n{piece} = P.ldg4(at_x + {64 * piece})")
         w("WAIT(); P.syncwarp(); read = i32(ring + slot)")
-        if weights.scale_words:
-            place = f"u32(read + {weights.code_bytes} + g * {4 * weights.scale_words} - lane * 16)"
-            w(f"S = P.lds{weights.scale_words}({place})")
+        weights.read_scales(w)
         for group in range(GROUPS):
             if group * weights.pieces % GROUPS == 0:
                 piece = group * weights.pieces // GROUPS
@@ -136,7 +130,8 @@ def _multiply(w: Source, weights: StreamFormat, up: bool) -> None:
             w(weights.fragment(group))
             words = [f"x{group // 2}[{group % 2 * 2 + i}]" for i in range(2)]
             b0, b1 = words if up else (scaled_halves(word) for word in words)
-            w(f"c0, c1, c2, c3 = P.mma_f16(a0, a1, a2, a3, {b0}, {b1}, c0, c1, c2, c3)")
+            weights.multiply(w, group, f"{b0}, {b1}", "c")
+        weights.scale_sums(w, "c")
         w("P.syncwarp()")
         with w.block(f"if i < count - {weights.depth}:"):
             _copy_step(w, weights, "ring + slot")

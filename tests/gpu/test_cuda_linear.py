@@ -11,14 +11,23 @@ from torch import Tensor
 
 from kernels_numba.matrices import GroupedMatrix, Matrix, Nvfp4Matrix, joined
 from kernels_numba.nvidia import linear_ops
-from kernels_numba.nvidia.linear import Activations, StreamSegment, linear, pack_linear, stream_product, stream_segment
+from kernels_numba.nvidia.linear import (
+    STREAMED_ROWS,
+    Activations,
+    StreamSegment,
+    linear,
+    pack_linear,
+    stream_product,
+    stream_segment,
+)
+from kernels_numba.nvidia.linear_formats import FURTHER_FORMATS
 from kernels_numba.nvidia.linear_packing import stream_format
 from kernels_numba.selection import ops_for
 from tests.kernels_numba.weights import RandomMatrices, values
 
 pytestmark = pytest.mark.gpu
 
-STREAMED = ("nvfp4", "fp8_row", "q8", "q4")
+STREAMED = ("nvfp4", "fp8_row", "fp8_block", "q8", "q6", "q5", "q4")
 ROWS = pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 8, 11, 16, 17, 40, 96, 97, 300])
 
 
@@ -49,7 +58,7 @@ def test_product(device: torch.device, kind: str, rows: int) -> None:
     matrix, x = RandomMatrices().by_name(kind)(304, 1280), activations(rows, 1280)
     packed = pack_linear(moved(matrix, device))
     assert isinstance(packed.segments[0], StreamSegment)
-    exact = kind in ("nvfp4", "fp8_row")  # weights that a half and a bfloat16 hold
+    exact = kind in ("nvfp4", "fp8_row") or (kind == "fp8_block" and rows <= STREAMED_ROWS)  # what a bfloat16 holds
     out = linear(x.to(device), packed)
     report(kind, out, x, values(matrix), sums=2e-6 if exact else 2**-8)
 
@@ -161,7 +170,9 @@ def test_shapes_of_a_27b(device: torch.device, kind: str, rows: int, columns: in
 
 def test_the_self_test_passes_and_finds_faults(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     linear_ops.check(device)
+    linear_ops.check(device, FURTHER_FORMATS)
     assert ops_for(device, torch.bfloat16).linear is linear
+    assert ops_for(device, torch.bfloat16).pack_linear is pack_linear
     monkeypatch.setattr(linear_ops, "TOLERANCE", 1e-9)
     with pytest.raises(Exception, match=r"gemv_nvfp4_m4\w* differs from its reference"):
         linear_ops.check(device)

@@ -13,6 +13,7 @@ from kernels_numba import reference
 from kernels_numba.matrices import Matrix
 from kernels_numba.nvidia import moe_ops
 from kernels_numba.nvidia.linear import pack_linear
+from kernels_numba.nvidia.linear_formats import FURTHER_FORMATS
 from tests.kernels_numba.weights import RandomMatrices
 
 pytestmark = pytest.mark.gpu
@@ -74,7 +75,7 @@ def test_a_large_layer(device: torch.device, tokens: int) -> None:
     report(f"256 experts, {tokens} tokens", experts.run(*inputs, 8), experts.expected(*inputs, 8))
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "q8", "q4", "bfloat16"])
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "fp8_block", "q8", "q6", "q5", "q4", "bfloat16"])
 @pytest.mark.parametrize("tokens", [3, 70, 700])
 def test_formats(device: torch.device, kind: str, tokens: int) -> None:
     """Pairs one by one, and put together by expert; the first rows alone have the same bits."""
@@ -109,6 +110,7 @@ def test_neither_waits_and_may_be_captured(device: torch.device, tokens: int) ->
 
 def test_the_self_test(device: torch.device) -> None:
     moe_ops.check(device)
+    moe_ops.check(device, FURTHER_FORMATS)
 
 
 def test_rows_of_no_numbers_stay_alone(device: torch.device) -> None:

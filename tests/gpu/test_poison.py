@@ -22,7 +22,7 @@ CODECS = [name for name in KV_CODECS if name != "fp32"]
 TRIALS: dict[str, Make] = {
     **{
         f"linear {kind} x {rows}": partial(poison.linear, kind=kind, rows=rows)
-        for kind in ("nvfp4", "fp8_row", "q4", "q8", "bfloat16")
+        for kind in ("nvfp4", "fp8_row", "fp8_block", "q4", "q5", "q6", "q8", "bfloat16")
         for rows in (2, 7, 16, 40, 130)
     },
     **{f"rms_norm x {rows}": partial(poison.rms_norm, rows=rows) for rows in (2, 40)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
-from kernels_numba.matrices import Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
+from kernels_numba.matrices import Fp8BlockMatrix, Fp8RowMatrix, GroupedMatrix, Matrix, Nvfp4Matrix
 from kernels_numba.nvidia import linear_activations, linear_dequant, linear_gemv
 from kernels_numba.nvidia.linear_formats import FORMATS, STEP_COLUMNS
 from kernels_numba.nvidia.linear_kernels import CONVERTING_THREADS, DEQUANT_STEPS, FUSED_COLUMNS
@@ -21,7 +22,7 @@ from tests.kernels_numba.nvidia.emulator import launch
 from tests.kernels_numba.weights import RandomMatrices, values
 
 WARPS = 2
-EVERY_KIND = pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "q8", "q4", "bfloat16"])
+EVERY_KIND = pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "fp8_block", "q8", "q6", "q5", "q4", "bfloat16"])
 
 
 def converted(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def _steps(matrix: Matrix, slices: int, packed_slices: int) -> tuple[int, ...]:
 
 
 def assert_close(out: Tensor, x: Tensor, matrix: Matrix) -> None:
-    """To the roundings of the sums and of the results; q4 and q8 weights are rounded to halves first."""
+    """To the roundings of the sums and of the results; weights of the group formats are rounded to halves first."""
     expected, magnitudes = x.double() @ values(matrix).T, x.double().abs() @ values(matrix).abs().T
     rounding = 2**-11 if isinstance(matrix, GroupedMatrix) else 2**-20
     error = (out[:, : matrix.rows].double() - expected).abs()
@@ -143,9 +144,51 @@ def test_scales_and_codes_of_all_kinds() -> None:
     for matrix in (
         Nvfp4Matrix(codes, scales, torch.linspace(0.1, 2, 16)),
         Fp8RowMatrix(scales.repeat(1, 16), torch.linspace(0.1, 2, 16)),
+        Fp8BlockMatrix(scales.repeat(1, 16), torch.linspace(0.1, 2, 32).view(16, 2), torch.arange(16).flip(0).int()),
         GroupedMatrix(8, 256, torch.arange(256).to(torch.uint8).repeat(16, 1), None, torch.full((16, 8), 1e-6).half()),
     ):
         assert_close(product(x, matrix, columns=4), x, matrix)
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6])
+def test_every_code_at_every_place(bits: int) -> None:
+    """Powers of two as scales leave nothing to round."""
+    matrix = RandomMatrices(bits).grouped(bits)(16, 256)
+    signs = torch.where(matrix.scales < 0, -1.0, 1.0)
+    matrix = replace(matrix, scales=(signs * torch.exp2(torch.arange(64).view(16, 4) % 7 - 3.0)).half())
+    assert torch.equal(dequantised(matrix, 0, 1).double(), values(matrix))
+    assert len(torch.unique(values(replace(matrix, scales=torch.ones_like(matrix.scales))))) == 1 << bits
+
+
+def test_scales_of_groups_from_subnormal_halves_to_the_largest() -> None:
+    for bits in (5, 6):
+        matrix, x = RandomMatrices().grouped(bits)(16, 256), random_activations(1, 256)
+        exponents = torch.tensor([15, -24, -14, 15, -24, -20, -16, -14] * 8)
+        scales = torch.exp2(exponents.float()).half().view(16, 4)
+        for each in (scales, scales.neg(), torch.full_like(scales, 65504), torch.full_like(scales, 2.0**-24)):
+            found = replace(matrix, scales=each)
+            assert_close(product(x, found, columns=4), x, found)
+
+
+def test_scales_of_blocks() -> None:
+    """Each row takes its own: neighbours from different blocks, of float32's whole mantissa, zeros and any size."""
+    matrix, x = RandomMatrices().fp8_block(48, 384), Random(0).normal(3, 384).bfloat16()
+    sizes = torch.tensor([1.0, 0.0, -3.0, 2.0**-110])[:, None]
+    spread = matrix.scales * sizes * torch.tensor([1.0, 2.0**-12, 2.0**9])
+    for scales in (matrix.scales, spread, matrix.scales * 2.0**60, matrix.scales * 2.0**-90, torch.zeros(4, 3)):
+        each = replace(matrix, scales=scales)
+        assert_close(product(x, each, columns=4, blocks=2), x, each)
+    rows = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+    found = product(x, matrix, columns=4)[:, rows]
+    assert torch.equal(found, product(x, matrix.select_rows(rows), columns=4))
+
+
+@pytest.mark.parametrize("kind", ["fp8_block", "q6", "q5"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["cut", "packed"])
+def test_slices_of_other_formats(kind: str, is_packed: bool) -> None:
+    matrix, x = RandomMatrices().by_name(kind)(32, 512), random_activations(11, 512)
+    out = product(x, matrix, columns=16, slices=2, packed_slices=2 if is_packed else 1, blocks=2)
+    assert_close(out, x, matrix)
 
 
 @pytest.mark.parametrize("columns", [4, 8])
@@ -158,22 +201,31 @@ def test_rows_with_infinities_do_not_disturb_others(columns: int) -> None:
     assert_close(out[[0, 3]], x[[0, 3]], matrix)
 
 
+def dequantised(matrix: Matrix, first: int, count: int, slices: int = 1) -> Tensor:
+    """Tiles of 16 rows."""
+    weights = stream_format(matrix)
+    assert weights is not None
+    stream, factors = packed_stream(matrix, weights, slices)
+    steps = matrix.columns // STEP_COLUMNS // slices
+    out = torch.full((16 * count, matrix.columns), torch.nan).bfloat16()
+    launch(
+        linear_dequant.source(weights.name),
+        (-(-count * steps // DEQUANT_STEPS), slices, 1),
+        32 * DEQUANT_STEPS,
+        [stream.data_ptr(), factors.data_ptr(), out.data_ptr(), steps, matrix.rows // 16, first, count],
+        [stream, factors, out],
+    )
+    return out
+
+
 @EVERY_KIND
 @pytest.mark.parametrize("slices", [1, 2])
 def test_dequantise(kind: str, slices: int) -> None:
     matrix = RandomMatrices().by_name(kind)(80, 512)
     weights = stream_format(matrix)
     assert weights is not None
-    stream, factors = packed_stream(matrix, weights, slices)
-    first, count, steps = 1, 3, 512 // STEP_COLUMNS // slices
-    out = torch.full((16 * count, 512), torch.nan).bfloat16()
-    launch(
-        linear_dequant.source(weights.name),
-        (-(-count * steps // DEQUANT_STEPS), slices, 1),
-        32 * DEQUANT_STEPS,
-        [stream.data_ptr(), factors.data_ptr(), out.data_ptr(), steps, 5, first, count],
-        [stream, factors, out],
-    )
+    first, count = 1, 3
+    out = dequantised(matrix, first, count, slices)
     expected = values(matrix)[16 * first : 16 * (first + count)]
     if weights.row_factor_in_values:
         torch.testing.assert_close(out.double(), expected, atol=0, rtol=0 if kind == "bfloat16" else 2**-7.8)
@@ -184,4 +236,13 @@ def test_dequantise(kind: str, slices: int) -> None:
 
 def test_formats_have_their_sizes() -> None:
     bits = {name: 8 * weights.step_bytes / (16 * STEP_COLUMNS) for name, weights in FORMATS.items()}
-    assert bits == {"nvfp4": 4.5, "q8": 8.5, "q4": 4.25, "fp8": 8.0, "bf16": 16.0}
+    assert bits == {
+        "nvfp4": 4.5,
+        "q8": 8.5,
+        "q4": 4.25,
+        "q5": 5.25,
+        "q6": 6.25,
+        "fp8": 8.0,
+        "fp8_block": 8.25,
+        "bf16": 16.0,
+    }

@@ -17,7 +17,7 @@ pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 from kernels_numba.nvidia import linear, linear_ops
 from kernels_numba.nvidia.kernel import KernelSpec
 from kernels_numba.nvidia.linear import StreamSegment, decoded_product, pack_linear
-from kernels_numba.nvidia.linear_formats import FORMATS, NVFP4, Q8
+from kernels_numba.nvidia.linear_formats import FORMATS, FURTHER_FORMATS, NVFP4, Q8
 from kernels_numba.nvidia.linear_kernels import GEMV_COLUMNS, gemv_name
 from kernels_numba.nvidia.linear_plan import Limits, pass_of, shared_bytes, slices_of, warps_of
 from kernels_numba.nvidia.registry import BY_NAME
@@ -184,6 +184,23 @@ def test_the_self_test_finds_a_wrong_kernel(device: EmulatedDevice, monkeypatch:
     monkeypatch.setattr(linear_ops, "GEMV_COLUMNS", (4,))
     monkeypatch.setattr(linear, "MOST_RUNS", 32)  # torch has no product of bfloat16 with sums in float32 on a CPU
     linear_ops.check(torch.device("cpu"))
+    linear_ops.check(torch.device("cpu"), FURTHER_FORMATS)
     monkeypatch.setattr(device, "kernel", lambda name: lambda *_, **__: None)
     with pytest.raises(Exception, match="gemv_nvfp4_m4_w8 differs from its reference by nan"):
         linear_ops.check(torch.device("cpu"))
+    with pytest.raises(Exception, match=r"gemv_q5_m4_w8 differs from its reference by nan"):
+        linear_ops.check(torch.device("cpu"), FURTHER_FORMATS)
+
+
+@pytest.mark.parametrize("kind", ["q5", "q6", "fp8_block"])
+def test_formats_with_a_self_test_of_their_own_are_packed_if_it_passes(device: EmulatedDevice, kind: str) -> None:
+    """And never fail the others: what the group itself loads and packs is without them."""
+    (variant,) = linear_ops.GROUP.variants
+    matrix, x = RandomMatrices().by_name(kind)(32, 256), torch.randn(3, 256).bfloat16()
+    assert linear_ops.GROUP.ops["pack_linear"](matrix).segments == (matrix,)
+    packed = variant.ops["pack_linear"](matrix)
+    assert isinstance(packed.segments[0], StreamSegment)
+    assert close(linear.linear(x, packed), x, values(matrix), sums=2**-11)
+    assert device.launched == [gemv_name(kind, 4, 8)]
+    assert set(device.launched) <= set(variant.kernels)
+    assert not set(linear_ops.GROUP.kernels) & set(variant.kernels)

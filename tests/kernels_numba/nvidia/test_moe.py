@@ -74,7 +74,7 @@ class Layer:
         return found
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "q8", "q4", "bfloat16"])
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8_row", "fp8_block", "q8", "q6", "q5", "q4", "bfloat16"])
 def test_one_token(device: EmulatedDevice, kind: str) -> None:
     layer = Layer(kind, experts=3, hidden=256, inner=128)
     layer.check(device, *layer.inputs(1), top_k=2)
@@ -82,6 +82,23 @@ def test_one_token(device: EmulatedDevice, kind: str) -> None:
     assert weights is not None
     stream = weights.name
     assert device.launched == ["moe_route", f"moe_up_{stream}", f"moe_down_{stream}", "moe_combine"]
+    (variant,) = moe_ops.GROUP.variants
+    assert set(device.launched) <= {*moe_ops.GROUP.kernels, *variant.kernels}
+
+
+def test_formats_whose_own_self_test_failed_go_expert_by_expert(
+    device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_ops, "_expert_by_expert", lambda *_: "expert by expert")
+    for kind, kernels in (("q6", False), ("q4", True)):
+        layer = Layer(kind, experts=2, hidden=128, inner=128)
+        x, routing, shared = layer.inputs(1)
+        for segment in (*layer.gate_up.segments, *layer.down.segments):
+            assert isinstance(segment, StreamSegment)
+            device.tensors += [segment.stream, segment.factors]
+        device.tensors += [x, routing, shared]
+        found = moe_ops.GROUP.ops["moe_experts"](x, routing, layer.gate_up, layer.down, 1, shared)
+        assert isinstance(found, Tensor) is kernels
 
 
 @pytest.mark.parametrize(
