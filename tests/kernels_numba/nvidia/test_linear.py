@@ -172,8 +172,8 @@ def test_scales_of_groups_from_subnormal_halves_to_the_largest() -> None:
 
 def test_scales_of_blocks() -> None:
     """Each row takes its own: neighbours from different blocks, of float32's whole mantissa, zeros and any size."""
-    matrix, x = RandomMatrices().fp8_block(48, 384), Random(0).normal(3, 384).bfloat16()
-    sizes = torch.tensor([1.0, 0.0, -3.0, 2.0**-110])[:, None]
+    matrix, x = RandomMatrices().fp8_block(48, 384), (2.0**30 * Random(0).normal(3, 384)).bfloat16()
+    sizes = torch.tensor([1.0, 0.0, -3.0, 2.0**-140])[:, None]
     spread = matrix.scales * sizes * torch.tensor([1.0, 2.0**-12, 2.0**9])
     for scales in (matrix.scales, spread, matrix.scales * 2.0**60, matrix.scales * 2.0**-90, torch.zeros(4, 3)):
         each = replace(matrix, scales=scales)
