@@ -89,6 +89,10 @@ class DecodeFigure(Figure, frozen=True):
 def measure_decode(subject: Subject, options: DecodeOptions, ceilings: Ceilings) -> Iterator[DecodeFigure | Skipped]:
     """All figures, one after the other."""
     for kv_dtype in options.kv_dtypes:
+        problem = subject.storage_problem(kv_dtype)
+        if problem is not None:
+            yield Skipped(kv_dtype, problem)
+            continue
         for context in options.contexts:
             waiting = sorted(set(options.lanes))
             one_lane: dict[int, float] = {}  # tokens per second by rows

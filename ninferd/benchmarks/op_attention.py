@@ -47,15 +47,15 @@ class _Cache:
 def measure_attention(subject: Subject, options: KernelOptions) -> Iterator[Timing | Skipped]:
     """Decode by codec, lanes, context and rows; lanes of different lengths; prefill chunks at the end of a context."""
     for kv_dtype in options.kv_dtypes:
-        problem = _problem(subject, kv_dtype)
+        problem = subject.storage_problem(kv_dtype)
         if problem is not None:
-            yield problem
+            yield Skipped(f"attention over {kv_dtype}", problem)
             continue
         for context in options.contexts:
             for lanes in options.lanes:
-                problem = _no_room(subject, kv_dtype, [context] * lanes)
-                if problem is not None:
-                    yield problem
+                no_room = _no_room(subject, kv_dtype, [context] * lanes)
+                if no_room is not None:
+                    yield no_room
                     continue
                 cache = _filled(subject, kv_dtype, [context] * lanes)
                 for rows in options.rows:
@@ -67,9 +67,9 @@ def measure_attention(subject: Subject, options: KernelOptions) -> Iterator[Timi
         longest = max(options.contexts)
         for lanes in (lanes for lanes in MIXED_LANES if lanes <= max(options.lanes)):
             lengths = [max(PAGE_TOKENS, longest >> lane) for lane in range(lanes)]
-            problem = _no_room(subject, kv_dtype, lengths)
-            if problem is not None:
-                yield problem
+            no_room = _no_room(subject, kv_dtype, lengths)
+            if no_room is not None:
+                yield no_room
                 continue
             yield _decode(
                 subject, _filled(subject, kv_dtype, lengths), 1, kv_dtype, longest, "decode, each half as long"
@@ -80,9 +80,9 @@ def measure_append(subject: Subject, options: KernelOptions) -> Iterator[Timing 
     """Writes of a round and of a prefill chunk, with norms, rope and the queries."""
     shape = subject.model.config.attention
     for kv_dtype in options.kv_dtypes:
-        problem = _problem(subject, kv_dtype)
+        problem = subject.storage_problem(kv_dtype)
         if problem is not None:
-            yield problem
+            yield Skipped(f"attention over {kv_dtype}", problem)
             continue
         for rows in (*options.rows, *options.prefill_rows):
             layout = _layout(subject, kv_dtype, APPEND_LAYERS)
@@ -150,13 +150,6 @@ def _prefill(subject: Subject, cache: _Cache, rows: int, kv_dtype: str) -> Timin
         kv_dtype=kv_dtype,
         flops=4 * shape.query_width * causal_pairs(rows, context),
     )
-
-
-def _problem(subject: Subject, kv_dtype: str) -> Skipped | None:
-    head_dim = subject.model.config.attention.head_dim
-    if KV_CODECS[kv_dtype].supports(head_dim):
-        return None
-    return Skipped(f"attention over {kv_dtype}", f"heads of {head_dim} cannot be stored in it")
 
 
 def _no_room(subject: Subject, kv_dtype: str, lengths: Sequence[int]) -> Skipped | None:

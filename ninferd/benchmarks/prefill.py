@@ -75,6 +75,10 @@ class PrefillFigure(Figure, frozen=True):
 def measure_prefill(subject: Subject, options: PrefillOptions, ceilings: Ceilings) -> Iterator[PrefillFigure | Skipped]:
     """All figures, one after the other."""
     for kv_dtype in options.kv_dtypes:
+        problem = subject.storage_problem(kv_dtype)
+        if problem is not None:
+            yield Skipped(kv_dtype, problem)
+            continue
         for chunk in options.chunks:
             try:
                 engine = subject.engine(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from kernels_numba.kv.codec import KV_CODECS
 from ninferd.benchmarks.roofs import distinct_experts
 from ninferd.config.schema import Settings
 from ninferd.engine.build import engine_around, free_bytes, resolve_device, resolve_dtype
@@ -70,6 +71,11 @@ class Subject:
         }
         settings = Settings.model_validate({"model": {"artifact": self.artifact}, "engine": engine})
         return engine_around(model or self.model, self.token_count, settings, "", _quietly)
+
+    def storage_problem(self, kv_dtype: str) -> str | None:
+        """Why keys and values of this model cannot be kept in that form, if so."""
+        head_dim = self.model.config.attention.head_dim
+        return None if KV_CODECS[kv_dtype].supports(head_dim) else f"heads of {head_dim} cannot be stored in it"
 
     def round_weight_bytes(self, rows: int) -> int:
         """Weights that a round of so many rows reads at least.

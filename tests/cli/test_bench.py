@@ -17,7 +17,7 @@ from ninferd.benchmarks.kernels import KernelFigure, families
 from ninferd.benchmarks.prefill import PrefillFigure
 from ninferd.benchmarks.results import Report
 from ninferd.cli import main
-from tests.weights.synthesis.geometries import MOE, written
+from tests.weights.synthesis.geometries import DENSE, MOE, written
 
 GIB = 1 << 30
 KERNELS = ["--rows", "1", "2", "--prefill-rows", "16", "--lanes", "1", "2", "--contexts", "65"]
@@ -201,6 +201,19 @@ def test_a_cache_of_attention_that_does_not_fit(capsys: pytest.CaptureFixture[st
     (skipped,) = found["skipped"]
     assert skipped["what"] == "attention over fp32, 1 lanes of up to 9999999999999 tokens"
     assert skipped["reason"].startswith("a cache of 20480000.00 GB does not fit into ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["decode", "--lanes", "1", "--contexts", "60", "--rounds", "2"], ["prefill", "--prompts", "9"]]
+)
+def test_codecs_that_cannot_store_the_heads(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rope = DENSE["rope_parameters"] | {"mrope_section": [8, 8, 8]}
+    model = f"synthetic:{written(tmp_path, DENSE | {'head_dim': 96, 'rope_parameters': rope})}"
+    found = reported(capsys, *arguments, "--model", model, "--kv-dtypes", "nvfp4", "fp32")
+    assert [each["kv_dtype"] for each in found["figures"]] == ["fp32"]
+    assert found["skipped"] == [{"what": "nvfp4", "reason": "heads of 96 cannot be stored in it"}]
 
 
 def test_memory_that_runs_out_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
