@@ -100,7 +100,7 @@ def run_preflight(settings: Settings, machine: Machine, reclaimable_bytes: int =
     a context length or a device that cannot be used and DoesNotFitError, with the numbers.
     """
     model = ModelFacts.read(settings.model)
-    _require_context(settings, model)
+    require_suitable(settings, model)
     device = choose_device(settings, machine)
     available = (machine.host.available_bytes if device is None else device.free_bytes) + reclaimable_bytes
     dense = dense_dtype(settings.engine.dtype, model.source.config, on_cpu=device is None)
@@ -144,7 +144,9 @@ def torch_has_cuda() -> bool:
     return not importlib.metadata.version("torch").endswith("+cpu")
 
 
-def _require_context(settings: Settings, model: ModelFacts) -> None:
+def require_suitable(settings: Settings, model: ModelFacts) -> None:
+    """Raises InputError for a context that the model does not reach, or a codec that cannot store its heads."""
+    model.kv_layout(settings.engine.kv_dtype)
     longest = int(model.text.max_position_embeddings * settings.engine.rope_scaling_factor)
     if settings.engine.max_context > longest:
         raise InputError(

@@ -14,6 +14,7 @@ from ninferd.config.reload import Change
 from ninferd.config.schema import Settings
 from ninferd.config.secrets import ApiKeys, load_api_keys
 from ninferd.daemon.model_facts import ModelFacts
+from ninferd.daemon.preflight import require_suitable
 from ninferd.errors import InputError
 from ninferd.weights.locate import artifact_path
 from ninferd.weights.opening import open_model
@@ -67,6 +68,7 @@ def check_model(resolved: ResolvedConfig) -> list[str]:
     try:
         facts = ModelFacts.read(settings.model)
         facts.weights_bytes("<f4", on_cpu=True)
+        require_suitable(settings, facts)
         load_frontend(settings)
         return facts.lines()
     except InputError as error:

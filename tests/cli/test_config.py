@@ -118,6 +118,12 @@ def test_check_asserts_the_profile_of_the_weights(tmp_path: Path, model: str, ca
     assert "model.weights_profile is qwen36-nvfp4, but the weights are bf16: embedding: expected q8_g32_fp16" in problem
 
 
+def test_check_compares_the_context_with_the_model(tmp_path: Path, model: str, capsys: Output) -> None:
+    sources(tmp_path, model + "[engine]\nmax_context = 32769\n")
+    assert main(["check", *_base(tmp_path)]) == 2
+    assert "engine.max_context is 32769 tokens, this model reaches 32768 (32768 positions" in capsys.readouterr().err
+
+
 def test_show_prints_toml_that_parses(tmp_path: Path, capsys: Output) -> None:
     sources(tmp_path, MODEL)
     assert main(["config", "show", *_base(tmp_path), "--port", "9090", "--no-thinking"]) == 0
