@@ -26,11 +26,13 @@ def compiled(flags: frozenset[str]) -> Callable[[_Function], _Function]:
     """Compile on first call, without the interpreter lock, and keep the machine code on disk where that is possible.
 
     Kernels run on the calling thread: at these sizes a team of threads loses more to waiting for each other than it
-    wins, as soon as anything else runs on the machine.
+    wins, as soon as anything else runs on the machine. What they call is always inlined: a function that is compiled by
+    itself, too, would stand for all calls in the process that compiled it, but not where kernels come from disk, and
+    its sums may fuse otherwise: a first start would answer in other bits than the next one.
     """
 
     def decorate(function: _Function) -> _Function:
-        options: dict[str, Any] = {"nogil": True, "fastmath": set(flags), "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "fastmath": set(flags), "error_model": "numpy", "forceinline": True}
         with _cache_directory():
             try:
                 kernel: _Function = njit(cache=True, **options)(function)
