@@ -69,7 +69,6 @@ class EngineSettings(Table):
         "sm_100a and sm_120a multiply, at a little quality; cards without them, and kernels that fail their self-test, "
         "stay with bf16 and say so. It has never run on such a card.",
         reload="engine",
-        flag="--prefill-activations",
     )
     cuda_graph: bool = key(True, "Replay decode rounds as captured CUDA graphs.", reload="engine", flag="--cuda-graph")
     prefix_reuse: bool = key(
