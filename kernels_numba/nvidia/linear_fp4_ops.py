@@ -89,8 +89,10 @@ def _obstacle(device: Device) -> str:
 
 
 def can_multiply(segment: StreamSegment) -> bool:
-    """Whether a segment is of NVFP4, with few enough factors to be those of a product each."""
-    return segment.format_name == NVFP4.name and bool(segment.runs[0]) and segment.stream.dim() == 1
+    """Whether a segment is of NVFP4, with few enough factors to be those of a product each, which has whole tiles."""
+    if segment.format_name != NVFP4.name or segment.stream.dim() != 1 or not segment.runs[0]:
+        return False
+    return all(first % TILE_ROWS == 0 for first, _, _ in segment.runs[0])
 
 
 def fp4_product(x: Tensor, segment: StreamSegment, out: Tensor) -> None:

@@ -91,6 +91,8 @@ def test_which_weights() -> None:
     two_factors = torch.tensor([2.0, 3.0]).repeat_interleave(torch.tensor([16, 32]))
     assert can_multiply(segment("nvfp4", two_factors))
     assert not can_multiply(segment("nvfp4", torch.arange(48.0) + 1))
+    inside_a_tile = torch.tensor([2.0, 3.0]).repeat_interleave(torch.tensor([8, 40]))
+    assert not can_multiply(segment("nvfp4", inside_a_tile))
     assert not can_multiply(segment("fp8", torch.ones(48)))
 
 
